@@ -1,0 +1,123 @@
+"""Profiles: the unit that is tuned, certified and served. Frozen, every number bounded, unknown keys refused."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.errors import ConfigError
+
+PROFILES_DIR = Path(__file__).parent / "assets" / "profiles"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Frozen):
+    """A model: the embedded default by name, a Hub id, a local folder, or a GGUF file."""
+
+    model: str = "smollm2-135m-instruct"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class NoDrafter(_Frozen):
+    """Plain decoding: every round has K = 0."""
+
+    kind: Literal["none"] = "none"
+
+    @property
+    def max_draft(self) -> int:
+        return 0
+
+
+class SuffixDrafter(_Frozen):
+    """Suffix cache (SuffixDecoding), defaults as published; `max_draft` bounds one draft."""
+
+    kind: Literal["suffix"] = "suffix"
+    max_draft: int = Field(default=16, ge=1, le=64)
+    max_depth: int = Field(default=64, ge=1, le=64)
+    factor: float = Field(default=1.0, ge=0.0, le=8.0)
+    offset: float = Field(default=0.0, ge=-8.0, le=8.0)
+    min_prob: float = Field(default=0.1, ge=0.0, le=1.0)
+    max_tokens: int = Field(default=1_000_000, ge=0, le=16_000_000)
+
+
+class ModelDrafter(_Frozen):
+    """An independent draft LM: one made by `train-drafter`, or any causal LM with the target's tokenizer."""
+
+    kind: Literal["model"] = "model"
+    model: str = "smollm2-135m-drafter"
+    max_draft: int = Field(default=4, ge=1, le=20)
+    min_confidence: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class StrictRule(_Frozen):
+    """Accept a draft token iff it is the token the target itself emits: lossless."""
+
+    kind: Literal["strict"] = "strict"
+
+
+class FullVerifier(_Frozen):
+    """Every block is scored by the full target."""
+
+    kind: Literal["full"] = "full"
+
+
+class EngineConfig(_Frozen):
+    """One engine: how many sequences at once, how long each may grow, how prompts are fed."""
+
+    max_sessions: int = Field(default=16, ge=1, le=512)
+    max_length: int = Field(default=2048, ge=2, le=1_048_576, description="prompt + new tokens of one sequence")
+    prefill_chunk: int = Field(default=256, ge=1, le=16_384, description="prompt tokens fed in one round")
+    max_queued: int = Field(default=256, ge=0, le=100_000)
+    draft_timeout_s: float = Field(default=2.0, gt=0.0, le=60.0)
+
+
+DrafterConfig = Annotated[NoDrafter | SuffixDrafter | ModelDrafter, Field(discriminator="kind")]
+
+
+class Profile(_Frozen):
+    """Target, drafter, verifier and rule with their controls."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    target: ModelConfig = ModelConfig()
+    drafter: DrafterConfig = NoDrafter()
+    verifier: FullVerifier = FullVerifier()
+    rule: StrictRule = StrictRule()
+    engine: EngineConfig = EngineConfig()
+    placement: Literal["separate", "colocated"] = "separate"
+
+    @property
+    def max_draft(self) -> int:
+        """The largest K of any round; a request may ask for less."""
+        return self.drafter.max_draft
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that ship."""
+    return sorted(path.stem for path in PROFILES_DIR.glob("*.yaml"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """A shipped profile by name, or any YAML file by path. Raises ConfigError in one line."""
+    path = PROFILES_DIR / f"{name_or_path}.yaml"
+    if not path.is_file():
+        path = Path(name_or_path)
+    if not path.is_file():
+        shipped = ", ".join(profile_names())
+        raise ConfigError(f"profile: {name_or_path!r} is neither a shipped profile ({shipped}) nor a file")
+    try:
+        return Profile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (ValidationError, yaml.YAMLError) as error:
+        raise ConfigError(f"profile {path}: {one_line(error)}") from None
+
+
+def one_line(error: ValidationError | yaml.YAMLError) -> str:
+    """The first complaint of `error`, with the field it is about."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "document"
+        return f"{where}: {first['msg']} (got {str(first['input'])[:80]!r})"
+    return " ".join(str(error).split())

@@ -1,0 +1,138 @@
+"""What the decode loop needs from models, drafters, verifiers and rules. At most four methods each.
+
+A call always carries the whole sequence: state behind a protocol is a cache, never the truth. The callee keeps
+the longest prefix it already has, drops the rest, and catches up by itself; so rollback, retry, preemption and a
+restarted process are one and the same path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.session import Session
+from serving.types import Draft, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Score the last `num_rows` positions of `ids`: row j of S sees ids[: len(ids) - S + 1 + j].
+
+    For verification ids = committed + draft and num_rows = K + 1; for one drafting step num_rows = 1.
+    """
+
+    session_id: str
+    ids: Ids
+    num_rows: int = 1
+    sampling: Sampling = Sampling()
+
+    @property
+    def draft_ids(self) -> Ids:
+        """i32[num_rows - 1], the tokens under judgement."""
+        return self.ids[len(self.ids) - self.num_rows + 1 :]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Propose at most `max_draft` tokens after `ids` (prompt + output so far)."""
+
+    session_id: str
+    ids: Ids
+    prompt_len: int
+    max_draft: int
+    salt: str = ""
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A session and the draft to be judged for it this round."""
+
+    session: Session
+    draft: Draft
+
+    @property
+    def score_request(self) -> ScoreRequest:
+        """Committed tokens and draft in one row of ids, K + 1 rows to score."""
+        return ScoreRequest(
+            session_id=self.session.request_id,
+            ids=self.session.tokens_with(self.draft.ids),
+            num_rows=len(self.draft) + 1,
+            sampling=self.session.sampling,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a draft: for drafters that learn from it."""
+
+    session_id: str
+    draft: Draft
+    num_accepted: int
+
+
+class PendingDrafts(Protocol):
+    """Drafts that were started and not awaited."""
+
+    def result(self) -> list[Draft]:
+        """One draft a request, in order. Never raises: a drafter that fails drafts nothing."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes continuations for a whole batch."""
+
+    @property
+    def degraded(self) -> bool:
+        """True while the drafter is out of reach and drafts nothing."""
+        ...
+
+    def start(self, requests: Sequence[DraftRequest]) -> PendingDrafts:
+        """Begin drafting for the batch; the loop commits and streams meanwhile."""
+        ...
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn what was accepted. Local and cheap; anything remote travels with the next start."""
+        ...
+
+    def close(self, session_id: str, ids: Ids | None) -> None:
+        """Forget a session. `ids` is its whole text if it may be remembered for later requests, else None."""
+        ...
+
+
+class ScoringModel(Protocol):
+    """A causal LM with its own KV: target, slim verifier and draft model alike."""
+
+    def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
+        """Reserve a KV row; returns how many leading tokens of `ids` are already there (a shared prefix)."""
+        ...
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
+        """One pass over the batch. None for a request whose prompt is still being fed, chunk by chunk."""
+        ...
+
+    def close(self, session_id: str) -> None:
+        """Give the row back. Its content may serve later requests with the same prefix and salt."""
+        ...
+
+
+class AcceptanceRule(Protocol):
+    """Judges one block of one sequence. Pure: judging twice never charges twice."""
+
+    @property
+    def is_lossless(self) -> bool: ...
+
+    def judge(self, scores: ScoreTable, ledger: Ledger) -> Verdict: ...
+
+
+class Verifier(Protocol):
+    """Decides a batch of proposals, by whatever models and tiers it is made of."""
+
+    def open(self, session: Session) -> None: ...
+
+    def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
+        """One entry a proposal; None while a prompt is still being fed (its draft is then dropped)."""
+        ...
+
+    def close(self, session_id: str) -> None: ...
+
+

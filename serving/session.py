@@ -1,0 +1,107 @@
+"""The mutable state of one request. Touched by the engine thread only."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serving.types import (
+    ExceptionRecord,
+    FinishReason,
+    GenerationRequest,
+    Ids,
+    Ledger,
+    Limits,
+    Receipt,
+    Sampling,
+    Verdict,
+)
+
+
+@dataclass
+class Session:
+    """Tokens, ledger and counts of one request.
+
+    Invariant: every role's cache holds at most len(tokens) - 1 positions, for the last token has no KV yet.
+    """
+
+    request_id: str
+    prompt_len: int
+    limits: Limits
+    sampling: Sampling
+    salt: str
+    max_draft: int
+    ledger: Ledger
+    receipt: Receipt
+    round: int = 0
+    finish_reason: FinishReason | None = None
+    _buffer: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
+    _length: int = 0
+
+    @classmethod
+    def admit(cls, request: GenerationRequest, *, max_draft: int) -> "Session":
+        """A session for `request`; what an earlier replica delivered counts as output, not as prompt."""
+        capacity = len(request.prompt_ids) + request.limits.max_tokens
+        buffer = np.zeros(capacity, dtype=np.int32)
+        known = np.concatenate([request.prompt_ids, request.resume_ids]).astype(np.int32)
+        buffer[: len(known)] = known
+        wanted = max_draft if request.max_draft is None else min(max_draft, request.max_draft)
+        return cls(
+            request_id=request.request_id,
+            prompt_len=len(request.prompt_ids),
+            limits=request.limits,
+            sampling=request.sampling,
+            salt=request.salt,
+            max_draft=wanted,
+            ledger=request.ledger,
+            receipt=request.receipt or Receipt(),
+            _buffer=buffer,
+            _length=len(known),
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> Ids:
+        """Prompt and output so far; a view whose content never changes, for commits only append behind it."""
+        return self._buffer[: self._length]
+
+    @property
+    def output_ids(self) -> Ids:
+        return self._buffer[self.prompt_len : self._length]
+
+    @property
+    def num_emitted(self) -> int:
+        return self._length - self.prompt_len
+
+    @property
+    def room(self) -> int:
+        """New tokens still allowed."""
+        return self.limits.max_tokens - self.num_emitted
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def draft_room(self) -> int:
+        """The largest K that can pay: the target's own token takes the last place in `room`."""
+        return max(0, min(self.max_draft, self.room - 1))
+
+    def tokens_with(self, draft_ids: Ids) -> Ids:
+        """Committed tokens followed by `draft_ids`, as one array."""
+        return np.concatenate([self.tokens, draft_ids]) if len(draft_ids) else self.tokens
+
+    def commit(self, ids: Ids, verdict: Verdict, *, round_number: int) -> tuple[ExceptionRecord, ...]:
+        """Append emitted `ids` and charge the exceptions among them; returns those charged.
+
+        Idempotent: a round that is already committed changes nothing and charges nothing.
+        """
+        if round_number != self.round:
+            return ()
+        charged = tuple(e for e in verdict.exceptions if e.index < len(ids))
+        self._buffer[self._length : self._length + len(ids)] = ids
+        self._length += len(ids)
+        self.ledger = self.ledger.charge(charged)
+        self.round += 1
+        return charged

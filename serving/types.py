@@ -1,0 +1,199 @@
+"""The records that cross layers and processes. Frozen, without tensors.
+
+K drafted tokens, S = K + 1 scored rows. Row i is conditioned on the committed tokens and on draft[:i];
+its argmax (or pre-drawn sample) is what the target itself would emit there. Ids are int32, logits float32 in nats.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Floats: TypeAlias = npt.NDArray[np.float32]
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
+DraftSource: TypeAlias = Literal["none", "suffix", "model", "eagle3", "flexdraft"]
+Tier: TypeAlias = Literal["accepted", "exception", "recovered", "bonus"]
+
+EMPTY_IDS: Ids = np.zeros(0, dtype=np.int32)
+EMPTY_IDS.flags.writeable = False
+
+
+def as_ids(values: Sequence[int] | Ids) -> Ids:
+    """`values` as an int32 array; no copy where it is one already."""
+    return np.asarray(values, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for one sequence in one round; K = 0 is legal and means plain decoding."""
+
+    ids: Ids = field(default_factory=lambda: EMPTY_IDS)
+    source: DraftSource = "none"
+    confidences: Floats | None = None
+    num_groups: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def clipped(self, max_draft: int) -> "Draft":
+        """The first `max_draft` tokens of this draft."""
+        if len(self.ids) <= max_draft:
+            return self
+        confidences = None if self.confidences is None else self.confidences[:max_draft]
+        return replace(self, ids=self.ids[:max_draft], confidences=confidences)
+
+
+EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTable:
+    """The target's view of one block: S = K + 1 rows, the columns that rules read.
+
+    `next_ids` is what the target emits on each row (argmax, lowest id on ties; or its pre-drawn sample), and
+    `next_logits` the logit of it. `logsumexp` and the top columns are None where no rule or request asked for them.
+    """
+
+    draft_ids: Ids
+    next_ids: Ids
+    next_logits: Floats
+    draft_logits: Floats
+    top_ids: Ids
+    top_logits: Floats
+    logsumexp: Floats | None = None
+
+    @property
+    def mismatch(self) -> npt.NDArray[np.bool_]:
+        """bool[K]: decided by id, never by equal logits."""
+        return self.draft_ids != self.next_ids[:-1]
+
+    @property
+    def regret(self) -> npt.NDArray[np.float64]:
+        """float64[K], nats: top logit minus the draft token's, >= 0; +inf where the draft token is impossible."""
+        gap = self.top_logits[:-1].astype(np.float64) - self.draft_logits.astype(np.float64)
+        return np.maximum(gap, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionRecord:
+    """One accepted mismatch: block index, both ids, its regret in nats, and the pair's count where a memory has it."""
+
+    index: int
+    draft_id: int
+    target_id: int
+    regret: float
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A rule's judgement of one block: accept draft[:num_accepted], then emit `next_id` (recovered or bonus)."""
+
+    num_accepted: int
+    next_id: int | None
+    tiers: tuple[Tier, ...]
+    exceptions: tuple[ExceptionRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A verdict with the tables it rests on."""
+
+    verdict: Verdict
+    full: ScoreTable | None = None
+    slim: ScoreTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Spent regret (float64 nats) and accepted mismatches of one request; travels with it, never refilled."""
+
+    regret_spent: float = 0.0
+    num_exceptions: int = 0
+
+    def charge(self, exceptions: Sequence[ExceptionRecord]) -> "Ledger":
+        """This ledger after `exceptions`; one running float64 sum, so that replays agree to the last bit."""
+        spent = self.regret_spent
+        for exception in exceptions:
+            spent += exception.regret
+        return Ledger(spent, self.num_exceptions + len(exceptions))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature 0 is greedy; otherwise the target pre-draws each token from (seed, position)."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a request: at most `max_tokens` new tokens, any stop id (kept in the ids), any stop string (cut)."""
+
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `resume_ids` are output ids already delivered by a replica that died."""
+
+    request_id: str
+    prompt_ids: Ids
+    limits: Limits
+    sampling: Sampling = Sampling()
+    max_draft: int | None = None
+    salt: str = ""
+    resume_ids: Ids = field(default_factory=lambda: EMPTY_IDS)
+    ledger: Ledger = Ledger()
+    receipt: "Receipt | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
+
+    accepted excludes the recovered and the bonus token of each round; emitted counts every new token.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    target_passes: int = 0
+    drafts_empty: int = 0
+    resumed: int = 0
+    degraded: bool = False
+    lossless: bool = True
+    reason: str = "strict rule, full tier: every token is the target's own"
+
+    @property
+    def acceptance_rate(self) -> float:
+        """accepted / drafted, 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round adds to one request's stream. `text` may lag `ids` while a character or stop is undecided.
+
+    Each chunk carries the whole state a fresh replica needs to go on: ids so far are the receiver's to keep,
+    the ledger and the receipt are as of this round.
+    """
+
+    request_id: str
+    ids: tuple[int, ...]
+    text: str
+    receipt: Receipt
+    ledger: Ledger = Ledger()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
