@@ -1,0 +1,40 @@
+"""What of a verdict is emitted: stops and the length limit end a block anywhere inside it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serving.types import FinishReason, Ids, Limits, Verdict, as_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """Emitted ids (accepted, then recovered or bonus), how many of them are accepted draft tokens, and the end."""
+
+    ids: Ids
+    num_accepted: int
+    finish_reason: FinishReason | None
+
+
+def clip(
+    verdict: Verdict, draft_ids: Ids, *, limits: Limits, room: int, ends_text: Callable[[int], bool]
+) -> Clipped:
+    """Walk the accepted tokens, then the target's own; end at the first stop, inclusive, else at `room` tokens.
+
+    `ends_text(token)` is asked once for every emitted token, in order, and says whether a stop string is now
+    complete. A stop on the last allowed token is "stop", not "length"; nothing follows an accepted stop.
+    """
+    candidates = [int(token) for token in draft_ids[: verdict.num_accepted]]
+    if verdict.next_id is not None:
+        candidates.append(verdict.next_id)
+    emitted: list[int] = []
+    reason: FinishReason | None = None
+    for token in candidates[:room]:
+        emitted.append(token)
+        # Both are asked: the text must see a stop id too, for its own bookkeeping.
+        ends = ends_text(token)
+        if ends or token in limits.stop_ids:
+            reason = "stop"
+            break
+    if reason is None and len(emitted) >= room:
+        reason = "length"
+    return Clipped(as_ids(emitted), min(len(emitted), verdict.num_accepted), reason)
