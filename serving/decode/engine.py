@@ -1,0 +1,113 @@
+"""The engine thread: a scheduler that runs by itself, with a mailbox in front. No event loop, no Ray."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serving.decode.scheduler import Scheduler, SchedulerLimits, Sink
+from serving.errors import OverloadedError
+from serving.types import Chunk, GenerationRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Health:
+    """`stalled_s` is the time since the last completed round while work is pending, else 0."""
+
+    stalled_s: float
+    num_running: int
+    num_waiting: int
+    degraded: bool
+
+
+class Engine:
+    """Runs `scheduler` in one thread. Every method may be called from any thread."""
+
+    def __init__(self, scheduler: Scheduler, limits: SchedulerLimits) -> None:
+        self._scheduler = scheduler
+        self._limits = limits
+        self._mailbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._outstanding: set[str] = set()
+        self._is_stopping = False
+        self._last_round_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="drafthouse-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Cancel what is left and end the thread."""
+        self._post(self._stop)
+        self._thread.join(timeout_s)
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Start generating; `sink` gets each chunk on the engine thread and must not block or raise.
+
+        Raises RequestError for a request that can never fit, OverloadedError when the queue is full.
+        """
+        self._limits.check(request)
+        with self._wake:
+            if len(self._outstanding) >= self._limits.max_sessions + self._limits.max_queued:
+                raise OverloadedError(f"{len(self._outstanding)} requests are in work or waiting; try again later")
+            self._outstanding.add(request.request_id)
+        self._post(lambda: self._scheduler.submit(request, self._tracked(sink)))
+
+    def cancel(self, request_id: str) -> None:
+        """Free a request's state in every role before the next round. Unknown or ended ids change nothing."""
+        self._post(lambda: self._scheduler.cancel(request_id))
+
+    @property
+    def health(self) -> Health:
+        scheduler = self._scheduler
+        has_work = bool(self._outstanding)
+        return Health(
+            stalled_s=time.monotonic() - self._last_round_s if has_work else 0.0,
+            num_running=scheduler.num_running,
+            num_waiting=max(0, len(self._outstanding) - scheduler.num_running),
+            degraded=scheduler.degraded,
+        )
+
+    @property
+    def stats(self) -> dict[str, float | list[int]]:
+        return self._scheduler.stats.snapshot()
+
+    def _tracked(self, sink: Sink) -> Sink:
+        def deliver(chunk: Chunk) -> None:
+            if chunk.finish_reason is not None:
+                with self._wake:
+                    self._outstanding.discard(chunk.request_id)
+            sink(chunk)
+
+        return deliver
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._mailbox.append(command)
+            self._wake.notify()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            with self._wake:
+                while not self._mailbox and not self._scheduler.has_work:
+                    self._wake.wait()
+                if not self._scheduler.has_work:
+                    self._last_round_s = time.monotonic()
+                commands = [self._mailbox.popleft() for _ in range(len(self._mailbox))]
+            try:
+                for command in commands:
+                    command()
+                self._scheduler.step()
+            except Exception as error:  # the thread's boundary: one bad pass must not end the engine
+                log.exception("a round failed; its requests end with an error")
+                self._scheduler.fail_all(f"{type(error).__name__}: {error}")
+            self._last_round_s = time.monotonic()
+        for request_id in list(self._outstanding):
+            self._scheduler.cancel(request_id)

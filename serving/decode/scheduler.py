@@ -1,0 +1,247 @@
+"""Continuous batching: who is in the batch, and one step of it. No thread and no clock policy here.
+
+A step: admit -> take the drafts that were started -> verify -> clip and commit -> start the next drafts -> stream.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from serving.decode.grouping import Grouping
+from serving.decode.round import Settled, ended, settle
+from serving.decode.stats import EngineStats
+from serving.decode.text import TextStream
+from serving.errors import RequestError
+from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
+from serving.session import Session
+from serving.types import EMPTY_DRAFT, Chunk, Draft, FinishReason, GenerationRequest, Receipt, Verified
+
+Sink = Callable[[Chunk], None]
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass
+class _Running:
+    session: Session
+    text: TextStream
+    sink: Sink
+    is_prefilled: bool = False
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    request: GenerationRequest
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """Sessions whose drafts are under way."""
+
+    session_ids: list[str]
+    pending: PendingDrafts
+    started_s: float
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K."""
+
+    max_sessions: int
+    max_length: int
+    max_queued: int
+    max_draft: int
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise RequestError, naming the field, for a request that can never be served."""
+        prompt_len, max_tokens = len(request.prompt_ids), request.limits.max_tokens
+        if prompt_len == 0:
+            raise RequestError("prompt", "must hold at least one token")
+        if max_tokens < 1:
+            raise RequestError("max_tokens", f"must be at least 1, got {max_tokens}")
+        if prompt_len + max_tokens > self.max_length:
+            raise RequestError(
+                "max_tokens",
+                f"prompt ({prompt_len} tokens) + max_tokens ({max_tokens}) = {prompt_len + max_tokens} exceeds "
+                f"the {self.max_length} tokens a sequence may have; shorten one of them",
+            )
+
+
+class Scheduler:
+    """Owns every session. Call from one thread."""
+
+    def __init__(
+        self,
+        *,
+        verifier: Verifier,
+        drafter: Drafter,
+        decode: Decode,
+        limits: SchedulerLimits,
+        grouping: Grouping,
+    ) -> None:
+        self._verifier = verifier
+        self._drafter = drafter
+        self._decode = decode
+        self._limits = limits
+        self._grouping = grouping
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._running: dict[str, _Running] = {}
+        self._flights: deque[_Flight] = deque()
+        self.stats = EngineStats()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(queue) for queue in self._waiting.values())
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def degraded(self) -> bool:
+        return self._drafter.degraded
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Queue a request that `limits.check` has passed."""
+        self._waiting.setdefault(request.salt, deque()).append(_Waiting(request, sink))
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request wherever it is; its rows are free at once. Unknown ids are ignored: it may just have ended."""
+        if request_id in self._running:
+            self._end(request_id, "cancelled")
+            return
+        for salt, queue in list(self._waiting.items()):
+            for waiting in [w for w in queue if w.request.request_id == request_id]:
+                queue.remove(waiting)
+                self.stats.cancelled += 1
+                waiting.sink(ended(request_id, waiting.request.receipt or Receipt(), "cancelled"))
+            if not queue:
+                del self._waiting[salt]
+
+    def fail_all(self, error: str) -> None:
+        """End every running request with `error`: what is left to do when a whole pass failed."""
+        for request_id in list(self._running):
+            self._end(request_id, "error", error)
+        self._flights.clear()
+
+    def step(self) -> None:
+        """One round for one group of the batch."""
+        self._admit()
+        batch, drafts = self._take_flights()
+        if not batch:
+            return
+        proposals = [
+            Proposal(run.session, drafts.get(run.session.request_id, EMPTY_DRAFT).clipped(run.session.draft_room))
+            for run in batch
+        ]
+        settled = self._settle(batch, proposals, self._verify(proposals))
+        for run, _ in settled:
+            if run.session.is_finished:
+                self._release(run.session, remember=True)
+                self.stats.finished += 1
+        self._start_drafts([run for run in batch if not run.session.is_finished])
+        for run, outcome in settled:
+            run.sink(outcome.chunk)
+
+    def _verify(self, proposals: list[Proposal]) -> list[Verified | None]:
+        started = time.perf_counter()
+        verified = self._verifier.verify(proposals)
+        elapsed = time.perf_counter() - started
+        self._grouping.record(len(proposals), verify_s=elapsed)
+        self.stats.verify_s += elapsed
+        self.stats.rounds += 1
+        return verified
+
+    def _settle(
+        self, batch: list[_Running], proposals: list[Proposal], verified: list[Verified | None]
+    ) -> list[tuple[_Running, Settled]]:
+        settled: list[tuple[_Running, Settled]] = []
+        outcomes: list[Outcome] = []
+        for run, proposal, result in zip(batch, proposals, verified, strict=True):
+            if result is None:
+                continue
+            run.is_prefilled = True
+            done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
+            self.stats.count_draft(
+                num_drafted=len(proposal.draft), num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids)
+            )
+            settled.append((run, done))
+            outcomes.append(Outcome(run.session.request_id, proposal.draft, done.num_accepted))
+        self._drafter.observe(outcomes)
+        return settled
+
+    def _admit(self) -> None:
+        """Tenants in turn, each first come first served."""
+        while self._waiting and self.num_running < self._limits.max_sessions:
+            salt = next(iter(self._waiting))
+            queue = self._waiting.pop(salt)
+            self._open(queue.popleft())
+            if queue:
+                self._waiting[salt] = queue
+
+    def _open(self, waiting: _Waiting) -> None:
+        request = waiting.request
+        session = Session.admit(request, max_draft=self._limits.max_draft)
+        text = TextStream(self._decode, request.limits.stop_strings)
+        for token in request.resume_ids.tolist():
+            text.push(token)
+        text.take()  # already delivered by the replica that died
+        self._verifier.open(session)
+        self._running[request.request_id] = _Running(session, text, waiting.sink)
+
+    def _take_flights(self) -> tuple[list[_Running], dict[str, Draft]]:
+        """The batch of this step: the oldest flight when groups take turns, else everyone, and their drafts."""
+        in_turns = len(self._flights) > 1 and self._grouping.num_groups(self.num_running) == 2
+        flights = [self._flights.popleft()] if in_turns else list(self._flights)
+        if not in_turns:
+            self._flights.clear()
+        drafts: dict[str, Draft] = {}
+        for flight in flights:
+            waited = time.perf_counter()
+            found = flight.pending.result()
+            now = time.perf_counter()
+            self.stats.draft_wait_s += now - waited
+            self._grouping.record(len(flight.session_ids), draft_s=now - flight.started_s)
+            drafts.update(zip(flight.session_ids, found, strict=True))
+        elsewhere = {session_id for flight in self._flights for session_id in flight.session_ids}
+        return [run for key, run in self._running.items() if key not in elsewhere], drafts
+
+    def _start_drafts(self, batch: list[_Running]) -> None:
+        ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
+        if not ready:
+            return
+        num_groups = 1 if self._flights else self._grouping.num_groups(len(ready))
+        for start in range(num_groups):
+            group = ready[start::num_groups]
+            requests = [self._draft_request(run.session) for run in group]
+            started = time.perf_counter()
+            pending = self._drafter.start(requests)
+            self._flights.append(_Flight([r.session_id for r in requests], pending, started))
+
+    @staticmethod
+    def _draft_request(session: Session) -> DraftRequest:
+        return DraftRequest(
+            session_id=session.request_id,
+            ids=session.tokens,
+            prompt_len=session.prompt_len,
+            max_draft=session.draft_room,
+            salt=session.salt,
+            sampling=session.sampling,
+        )
+
+    def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        run = self._running[request_id]
+        self._release(run.session, remember=False)
+        self.stats.cancelled += reason == "cancelled"
+        self.stats.failed += reason == "error"
+        run.sink(ended(request_id, run.session.receipt, reason, error))
+
+    def _release(self, session: Session, *, remember: bool) -> None:
+        del self._running[session.request_id]
+        self._verifier.close(session.request_id)
+        self._drafter.close(session.request_id, session.tokens if remember else None)

@@ -1,0 +1,41 @@
+"""Counters of one engine since it started."""
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class EngineStats:
+    """Sums over all requests. accepted excludes bonus and recovered tokens, so accepted <= drafted always."""
+
+    rounds: int = 0
+    target_rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    drafts_empty: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    draft_wait_s: float = 0.0
+    verify_s: float = 0.0
+    accepted_at: list[int] = field(default_factory=list)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """accepted / drafted, within 0..1; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def count_draft(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """One settled proposal."""
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self.emitted += num_emitted
+        self.target_rows += num_drafted + 1
+        self.drafts_empty += num_drafted == 0
+        self.accepted_at.extend([0] * (num_accepted - len(self.accepted_at)))
+        for position in range(num_accepted):
+            self.accepted_at[position] += 1
+
+    def snapshot(self) -> dict[str, float | list[int]]:
+        """A copy as plain numbers, with the acceptance rate."""
+        return {**asdict(self), "acceptance_rate": self.acceptance_rate}
