@@ -1,0 +1,151 @@
+"""Any Hugging Face causal LM over packed steps, by way of a custom attention function.
+
+The model's own code runs on one row [1, T] with explicit positions; attention alone is ours: it stores keys and
+values in the KV store and attends segment by segment.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from serving.errors import ModelError
+from serving.models.kv_store import KVShape, KVStore
+from serving.models.packed import PackedStep, Segment
+
+ATTENTION = "drafthouse_packed"
+_EXACT_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+class _Context:
+    """The step that is running; attention layers of one model find it through the model's config."""
+
+    step: PackedStep
+    store: KVStore
+
+
+_contexts: dict[int, _Context] = {}
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """query [1, Q, T, D], key and value [1, KV, T, D] -> [1, T, Q, D]; honours sliding_window and softcap."""
+    context = _contexts[id(module.config)]
+    step, store, layer = context.step, context.store, int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = store.keys[layer], store.values[layer]
+    keys[step.slots] = key[0].transpose(0, 1).to(keys.dtype)
+    values[step.slots] = value[0].transpose(0, 1).to(values.dtype)
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    window, softcap = options.get("sliding_window") or 0, options.get("softcap") or 0.0
+    outputs, at = [], 0
+    for segment in step.segments:
+        length = segment.stop - segment.start
+        first = segment.row.index * store.capacity
+        cached = (keys[first : first + segment.stop], values[first : first + segment.stop])
+        rows = query[0, :, at : at + length]
+        outputs.append(_attend(rows, cached, segment, scale=scale, window=window, softcap=softcap))
+        at += length
+    return torch.cat(outputs)[None], None
+
+
+def _attend(
+    query: Tensor, cached: tuple[Tensor, Tensor], segment: Segment, *, scale: float, window: int, softcap: float
+) -> Tensor:
+    """One segment: query [Q, n, D] over cached [stop, KV, D] -> [n, Q, D]."""
+    keys, values = (part.transpose(0, 1).to(query.dtype) for part in cached)
+    visible = _visible(segment, window=window, device=query.device)
+    if not softcap:
+        mixed = F.scaled_dot_product_attention(
+            query[None], keys[None], values[None], attn_mask=visible, scale=scale, enable_gqa=True
+        )
+        return mixed[0].transpose(0, 1)
+    group = query.shape[0] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    scores = softcap * torch.tanh(query @ keys.transpose(1, 2) * scale / softcap)
+    weights = torch.softmax(scores.float().masked_fill(~visible, float("-inf")), dim=-1).to(query.dtype)
+    return (weights @ values).transpose(0, 1)
+
+
+def _visible(segment: Segment, *, window: int, device: torch.device) -> Tensor:
+    """bool [n, stop]: which cached positions each row of the segment sees."""
+    rows = torch.arange(segment.start, segment.stop, device=device)[:, None]
+    columns = torch.arange(segment.stop, device=device)[None]
+    visible = columns <= rows
+    return visible & (columns > rows - window) if window else visible
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+AttentionInterface.register(ATTENTION, packed_attention)
+AttentionMaskInterface.register(ATTENTION, _no_mask)
+
+
+class HFDecoder:
+    """Runs the model's own modules. `check_layers` has refused what cannot be rolled back by length."""
+
+    def __init__(self, model: Any) -> None:
+        check_layers(model.config)
+        model.set_attn_implementation(ATTENTION)
+        self._model = model
+        self._text_config = model.config.get_text_config()
+        self._context = _Context()
+        _contexts[id(self._text_config)] = self._context
+        self._shapes = [_shape(layer, self._text_config) for layer in model.get_decoder().layers]
+
+    @property
+    def shapes(self) -> list[KVShape]:
+        return self._shapes
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
+    def forward(self, step: PackedStep, store: KVStore) -> Tensor:
+        self._context.step, self._context.store = step, store
+        output = self._model.get_decoder()(
+            input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.lm_head(hidden[None])[0].float()
+        config = self._text_config
+        scaling = getattr(config, "logits_scaling", None)  # Granite divides
+        if scaling:
+            logits = logits / scaling
+        multiplier = getattr(config, "logit_scale", None)  # Cohere multiplies
+        if multiplier:
+            logits = logits * multiplier
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma-2 squashes
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def check_layers(config: Any) -> None:
+    """Refuse, by name, layers whose state cannot be rolled back by length (recurrent, linear attention, ...)."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    for kind in sorted(kinds - _EXACT_LAYERS):
+        raise ModelError(
+            f"model type {text.model_type!r} has layers of type {kind!r}, whose state cannot be rolled back by "
+            "length after a rejected draft; models with full or sliding-window attention layers are supported"
+        )
+
+
+def _shape(layer: Any, config: Any) -> KVShape:
+    """KV heads and head dimension of one layer, from its own projections (they differ by layer in some families)."""
+    attention = getattr(layer, "self_attn", None)
+    head_dim = getattr(attention, "head_dim", None)
+    if attention is None or head_dim is None or not hasattr(attention, "k_proj"):
+        if hasattr(attention, "qkv_proj"):  # Phi-3: one fused projection
+            return KVShape(config.num_key_value_heads, int(head_dim))
+        raise ModelError(
+            f"model type {config.model_type!r}: layer {type(layer).__name__} has no attention of a known form; "
+            "supported are decoders whose layers carry `self_attn` with `k_proj` or `qkv_proj`"
+        )
+    return KVShape(attention.k_proj.weight.shape[0] // head_dim, int(head_dim))

@@ -1,0 +1,139 @@
+"""Keys and values of every sequence: one row of slots a sequence, all rows in one tensor a layer.
+
+A row knows the ids its slots were computed from, so what is valid for a new text is simply their common prefix:
+rollback, reuse of a shared prefix and recovery are one comparison. Closed rows keep their content until the row
+is needed, least recently used first.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serving.types import Ids
+
+# A prefix shorter than this is cheaper to compute than to look after.
+_MIN_SHARED = 16
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """Heads and head dimension of one layer's cache."""
+
+    num_heads: int
+    head_dim: int
+
+
+@dataclass
+class Row:
+    """`capacity` slots of one sequence; ids[:length] is what they hold."""
+
+    index: int
+    ids: Ids
+    length: int = 0
+    session_id: str | None = None
+    salt: str = ""
+    last_used: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return self.session_id is None
+
+    def shared_prefix(self, ids: Ids) -> int:
+        """How many leading tokens of `ids` this row already holds."""
+        n = min(self.length, len(ids))
+        different = np.flatnonzero(self.ids[:n] != ids[:n])
+        return int(different[0]) if len(different) else n
+
+
+@dataclass
+class KVStore:
+    """`num_rows` rows of `capacity` slots for each layer in `shapes`. bytes = nbytes, planned before it is made."""
+
+    shapes: list[KVShape]
+    num_rows: int
+    capacity: int
+    dtype: torch.dtype
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        slots = self.num_rows * self.capacity
+        self.keys = [self._empty(slots, shape) for shape in self.shapes]
+        self.values = [self._empty(slots, shape) for shape in self.shapes]
+        self.rows = [Row(i, np.zeros(self.capacity, dtype=np.int32)) for i in range(self.num_rows)]
+        self._by_session: dict[str, Row] = {}
+        self._clock = 0
+
+    def _empty(self, slots: int, shape: KVShape) -> Tensor:
+        return torch.empty(slots, shape.num_heads, shape.head_dim, dtype=self.dtype, device=self.device)
+
+    @staticmethod
+    def planned_bytes(shapes: list[KVShape], *, num_rows: int, capacity: int, dtype: torch.dtype) -> int:
+        """Bytes that a store of this size takes."""
+        return sum(2 * num_rows * capacity * s.num_heads * s.head_dim * dtype.itemsize for s in shapes)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._by_session)
+
+    def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
+        """Reserve a row; returns how many leading tokens of `ids` it holds already, shared within `salt` only.
+
+        The free row with the longest such prefix is taken as it is; a longer one in a busy row is copied.
+        Raises KeyError if no row is free: admission must prevent that.
+        """
+        free = [row for row in self.rows if row.is_free]
+        if not free:
+            raise KeyError(f"no free KV row for {session_id!r}: {self.num_rows} rows are open")
+        shared = {row.index: row.shared_prefix(ids) for row in self.rows if row.length and row.salt == salt}
+        own = max(free, key=lambda row: (shared.get(row.index, 0), -row.last_used))
+        if shared.get(own.index, 0) < _MIN_SHARED:
+            own = min(free, key=lambda row: (row.length > 0, row.last_used))
+            own.length = 0
+        best = max(shared, key=lambda index: shared[index], default=own.index)
+        if shared.get(best, 0) >= max(_MIN_SHARED, own.shared_prefix(ids) + 1):
+            self._copy_prefix(self.rows[best], own, shared[best])
+        own.session_id, own.salt = session_id, salt
+        self._touch(own)
+        self._by_session[session_id] = own
+        return own.shared_prefix(ids)
+
+    def row(self, session_id: str) -> Row:
+        """The open row of a session. KeyError if it has none."""
+        row = self._by_session[session_id]
+        self._touch(row)
+        return row
+
+    def close(self, session_id: str) -> None:
+        """Free the row, keeping its content for later requests; an unknown session changes nothing."""
+        row = self._by_session.pop(session_id, None)
+        if row is not None:
+            row.session_id = None
+
+    def rollback(self, session_id: str, length: int) -> None:
+        """Forget what lies behind `length` tokens. O(1)."""
+        row = self._by_session[session_id]
+        row.length = max(0, min(row.length, length))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the bookkeeping contradicts itself."""
+        for session_id, row in self._by_session.items():
+            assert row.session_id == session_id, f"row {row.index} is of {row.session_id!r}, not {session_id!r}"
+        owned = [row for row in self.rows if not row.is_free]
+        assert len(owned) == len(self._by_session), f"{len(owned)} rows owned, {len(self._by_session)} sessions"
+        for row in self.rows:
+            assert 0 <= row.length <= self.capacity, f"row {row.index} has length {row.length}"
+
+    def _copy_prefix(self, source: Row, target: Row, length: int) -> None:
+        if source is target:
+            return
+        start, into = source.index * self.capacity, target.index * self.capacity
+        for cache in (*self.keys, *self.values):
+            cache[into : into + length].copy_(cache[start : start + length])
+        target.ids[:length] = source.ids[:length]
+        target.length = length
+
+    def _touch(self, row: Row) -> None:
+        self._clock += 1
+        row.last_used = self._clock

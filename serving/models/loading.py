@@ -1,0 +1,127 @@
+"""From a model's name to a PackedLM: load, choose the decoder, plan the memory, warm up."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from serving.errors import ConfigError, ModelError
+from serving.models.draft_lm import is_draft_lm, load_draft_model
+from serving.models.hf_decoder import HFDecoder, check_layers
+from serving.models.kv_store import KVStore
+from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
+from serving.models.native import load_native
+from serving.models.native_decoder import NativeDecoder, supports
+from serving.models.packed import Decoder
+from serving.models.packed_lm import HeadOptions, PackedLM
+from serving.models.source import resolve_model
+
+log = logging.getLogger(__name__)
+
+# Logits of a step and the fused activations: rows that one pass may score or feed, in float32.
+_WORKSPACE_ROWS = 64
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """`role` names the model in plans and errors; a sequence may have `max_length` tokens plus a draft in flight."""
+
+    role: str
+    dtype: str
+    num_rows: int
+    max_length: int
+    prefill_chunk: int
+    vocab_size: int
+    max_draft: int = 0
+    with_logsumexp: bool = False
+
+
+def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
+    """Load `model` and reserve its KV rows. Raises ModelError, ConfigError or MemoryPlanError, each one clear."""
+    with _quiet_transformers():
+        draft = load_draft_model(model, _dtype(options.dtype)) if is_draft_lm(model) else None
+        network = draft.network if draft is not None else load_network(model, _dtype(options.dtype))
+    limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and options.max_length > limit:
+        raise ConfigError(
+            f"engine.max_length: {options.max_length} exceeds the {limit} positions that {model!r} was made for"
+        )
+    capacity = options.max_length + options.max_draft + 1
+    decoder = _decoder(network, max_length=capacity)
+    device = network.get_input_embeddings().weight.device
+    kv_bytes = KVStore.planned_bytes(
+        decoder.shapes, num_rows=options.num_rows, capacity=capacity, dtype=_dtype(options.dtype)
+    )
+    workspace = 4 * _WORKSPACE_ROWS * options.vocab_size
+    plan = MemoryPlan(
+        (PlannedItem(options.role, "KV rows", kv_bytes), PlannedItem(options.role, "workspace", workspace)),
+        available_bytes(device),
+    )
+    plan.check()
+    log.info("%s %s: weights %.0f MiB; plan:\n%s", options.role, model, decoder.num_bytes / (1 << 20), plan)
+    store = KVStore(decoder.shapes, options.num_rows, capacity, _dtype(options.dtype), device)
+    head = HeadOptions(
+        vocab_size=min(options.vocab_size, network.config.get_text_config().vocab_size),
+        id_map=None if draft is None else draft.id_map,
+        with_logsumexp=options.with_logsumexp,
+    )
+    return PackedLM(decoder, store, head=head, prefill_chunk=options.prefill_chunk)
+
+
+def context_limit(model: str) -> int:
+    """Positions that `model` was made for, from its config alone; very large where it has no such limit."""
+    from transformers import AutoConfig
+
+    source = resolve_model(model)
+    options = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
+    config = AutoConfig.from_pretrained(source.location, **options).get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+
+
+def load_network(model: str, dtype: torch.dtype) -> Any:
+    """The stock Hugging Face causal LM, in eval mode, on the GPU if there is one. Never runs remote code."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+
+    source = resolve_model(model)
+    options: dict[str, Any] = {}
+    if source.gguf_file is not None:
+        options = {"gguf_file": source.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+    try:
+        if source.gguf_file is None:
+            check_layers(AutoConfig.from_pretrained(source.location))
+        network = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"model {model!r} could not be loaded: {reason}") from None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _decoder(network: Any, *, max_length: int) -> Decoder:
+    kernels = load_native() if os.environ.get("DRAFTHOUSE_NATIVE", "1") != "0" else None
+    if kernels is not None and supports(network, kernels):
+        return NativeDecoder(network, kernels, max_length=max_length)
+    return HFDecoder(network)
+
+
+def _dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and no advice from the library while it loads."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        hf_logging.enable_progress_bar()

@@ -1,0 +1,134 @@
+"""Builds and binds `native.cpp`: CPU kernels compiled for this very processor, once, into the user's cache.
+
+Where no compiler is found the kernels are simply absent (`load_native()` is None) and the Hugging Face modules
+run instead: same results, slower.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from serving.models.embedded import cache_root
+
+log = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_HEADER = Path(__file__).with_name("native_pool.h")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-pthread", "-shared", "-fPIC", "-std=c++20")
+_POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+
+class NativeKernels:
+    """The kernels, on torch tensors. Activations are contiguous float32; T rows, K in, N out, D per head."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        p, n, f, r = _POINTER, _SIZE, _FLAG, _REAL
+        self._linear = _bind(library.dh_linear, p, p, f, p, p, n, n, n, f)
+        self._rms_norm = _bind(library.dh_rms_norm, p, p, p, n, n, r)
+        self._rope_store = _bind(library.dh_rope_store, p, p, p, r, p, p, p, p, p, p, f, n, n, n, n)
+        self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, r, n, r)
+        self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
+        self.lanes: int = library.dh_lanes()
+        library.dh_reserve_threads(torch.get_num_threads())
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False) -> Tensor:
+        """out[T, N] = (out if add) + x[T, K] @ weight[N, K].T + bias; weight float32 or bfloat16."""
+        self._linear(
+            x.data_ptr(), weight.data_ptr(), weight.dtype == torch.bfloat16,
+            None if bias is None else bias.data_ptr(), out.data_ptr(),
+            x.shape[0], x.shape[1], weight.shape[0], add,
+        )  # fmt: skip
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> Tensor:
+        """Root-mean-square norm of each row of x[T, H]."""
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], epsilon)
+        return out
+
+    def rope_store(
+        self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, tables: tuple[Tensor, Tensor],
+        places: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], *, num_queries: int, epsilon: float,
+    ) -> None:  # fmt: skip
+        """Norm (if any) and rotate the queries and keys of qkv[T, (Q + 2 KV) * D] in place; put keys and values away.
+
+        `places` are positions i64[T] and cache slots i64[T]; `cache` is keys and values [slots, KV, D].
+        """
+        keys, values = cache
+        q_norm, k_norm = (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+        self._rope_store(
+            qkv.data_ptr(), q_norm, k_norm, epsilon, tables[0].data_ptr(), tables[1].data_ptr(),
+            places[0].data_ptr(), places[1].data_ptr(), keys.data_ptr(), values.data_ptr(),
+            keys.dtype == torch.bfloat16, qkv.shape[0], num_queries, keys.shape[1], keys.shape[2],
+        )  # fmt: skip
+
+    def attend(
+        self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,
+        *, num_queries: int, scale: float, window: int = 0, softcap: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """Causal attention of every row over its own cache row; `places` are row starts i64[T], positions i64[T].
+
+        window > 0 limits it to that many last positions; softcap > 0 squashes scores as Gemma-2 does.
+        """
+        keys, values = cache
+        self._attend(
+            qkv.data_ptr(), qkv.stride(0), keys.data_ptr(), values.data_ptr(), keys.dtype == torch.bfloat16,
+            places[0].data_ptr(), places[1].data_ptr(), out.data_ptr(), qkv.shape[0], num_queries,
+            keys.shape[1], keys.shape[2], scale, window, softcap,
+        )  # fmt: skip
+        return out
+
+    def swiglu(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        """out[T, I] = silu(gate) * up of gate_up[T, 2 I]."""
+        self._swiglu(gate_up.data_ptr(), out.data_ptr(), out.shape[0], out.shape[1])
+        return out
+
+
+@cache
+def load_native() -> NativeKernels | None:
+    """The kernels for this machine, compiled on first use (about two seconds); None where that is impossible."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        log.warning("no C++ compiler found (g++): decoding falls back to slower torch kernels")
+        return None
+    try:
+        return NativeKernels(ctypes.CDLL(str(_build(compiler))))
+    except (subprocess.CalledProcessError, OSError) as error:
+        detail = error.stderr.decode()[-300:] if isinstance(error, subprocess.CalledProcessError) else str(error)
+        log.warning("the CPU kernels could not be built, decoding falls back to slower torch kernels: %s", detail)
+        return None
+
+
+def _build(compiler: str) -> Path:
+    """Compile into the cache under a name made of source, flags and processor; atomic among processes."""
+    parts = (_SOURCE.read_bytes(), _HEADER.read_bytes(), " ".join(_FLAGS).encode(), _processor().encode())
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    target = cache_root() / "native" / f"drafthouse-{key}.so"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(partial)], check=True, capture_output=True)
+        partial.replace(target)
+    return target
+
+
+def _processor() -> str:
+    """What -march=native depends on: the instruction sets of this processor."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        return next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
+    return platform.processor()
+
+
+def _bind(function: "ctypes._NamedFuncPointer", *types: type) -> "ctypes._NamedFuncPointer":
+    function.argtypes = list(types)
+    function.restype = None
+    return function

@@ -1,0 +1,157 @@
+"""Llama-shaped decoders on the native CPU kernels: fused projections, no padding, a few calls a layer.
+
+Covers models made of RMSNorm, rotary grouped-query attention and SwiGLU: Llama, Mistral, Qwen2, Qwen3. Anything
+else runs through `hf_decoder`. T packed rows, H hidden, Q query heads, KV key heads, D per head, I intermediate.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serving.models.kv_store import KVShape, KVStore
+from serving.models.native import NativeKernels
+from serving.models.packed import PackedStep
+
+_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+_MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class _Layer:
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+    input_norm: Tensor
+    post_norm: Tensor
+    head_norms: tuple[Tensor, Tensor] | None
+    window: int
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    num_queries: int
+    num_keys: int
+    head_dim: int
+    intermediate: int
+    epsilon: float
+    scale: float
+
+
+def supports(model: Any, kernels: NativeKernels) -> bool:
+    """Whether `model` (a Hugging Face causal LM on the CPU) has exactly the shape these kernels compute."""
+    config = model.config
+    if config.model_type not in _FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+        return False
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    sizes = (config.hidden_size, config.intermediate_size, _head_dim(config))
+    fits = all(size % kernels.lanes == 0 for size in sizes) and _head_dim(config) <= _MAX_HEAD_DIM
+    return fits and rope in _STATIC_ROPE and model.get_input_embeddings().weight.device.type == "cpu"
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+class NativeDecoder:
+    """Weights of one model, fused, in their dtype; activations float32."""
+
+    def __init__(self, model: Any, kernels: NativeKernels, *, max_length: int) -> None:
+        config = model.config
+        self._kernels = kernels
+        self._geometry = _Geometry(
+            num_queries=config.num_attention_heads,
+            num_keys=config.num_key_value_heads,
+            head_dim=_head_dim(config),
+            intermediate=config.intermediate_size,
+            epsilon=config.rms_norm_eps,
+            scale=_head_dim(config) ** -0.5,
+        )
+        self._embedding = model.get_input_embeddings().weight.detach()
+        self._head = model.lm_head.weight.detach()
+        self._norm = _float(model.model.norm.weight)
+        self._layers = [_fused(layer) for layer in model.model.layers]
+        self._rope = _rope_tables(model.model.rotary_emb, max_length)
+
+    @property
+    def shapes(self) -> list[KVShape]:
+        return [KVShape(self._geometry.num_keys, self._geometry.head_dim)] * len(self._layers)
+
+    @property
+    def num_bytes(self) -> int:
+        shared = self._head.data_ptr() == self._embedding.data_ptr()
+        tensors = [self._embedding] + ([] if shared else [self._head])
+        for layer in self._layers:
+            tensors += [layer.qkv, layer.out, layer.gate_up, layer.down]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def forward(self, step: PackedStep, store: KVStore) -> Tensor:
+        rows, g = step.num_tokens, self._geometry
+        hidden = self._embedding[step.ids].float()
+        normed = torch.empty_like(hidden)
+        qkv = hidden.new_empty(rows, (g.num_queries + 2 * g.num_keys) * g.head_dim)
+        attended = hidden.new_empty(rows, g.num_queries * g.head_dim)
+        gate_up = hidden.new_empty(rows, 2 * g.intermediate)
+        inner = hidden.new_empty(rows, g.intermediate)
+        k = self._kernels
+        for layer, cache in zip(self._layers, zip(store.keys, store.values, strict=True), strict=True):
+            k.rms_norm(hidden, layer.input_norm, normed, epsilon=g.epsilon)
+            k.linear(normed, layer.qkv, layer.qkv_bias, qkv)
+            k.rope_store(
+                qkv, layer.head_norms, self._rope, (step.positions, step.slots), cache,
+                num_queries=g.num_queries, epsilon=g.epsilon,
+            )  # fmt: skip
+            k.attend(
+                qkv, cache, (step.row_starts, step.positions), attended,
+                num_queries=g.num_queries, scale=g.scale, window=layer.window,
+            )  # fmt: skip
+            k.linear(attended, layer.out, layer.out_bias, hidden, add=True)
+            k.rms_norm(hidden, layer.post_norm, normed, epsilon=g.epsilon)
+            k.linear(normed, layer.gate_up, None, gate_up)
+            k.linear(k.swiglu(gate_up, inner), layer.down, None, hidden, add=True)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        normed = self._kernels.rms_norm(hidden, self._norm, torch.empty_like(hidden), epsilon=self._geometry.epsilon)
+        return self._kernels.linear(normed, self._head, None, hidden.new_empty(hidden.shape[0], self._head.shape[0]))
+
+
+def _fused(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    has_bias = projections[0].bias is not None
+    norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+    return _Layer(
+        qkv=torch.cat([p.weight.detach() for p in projections]),
+        qkv_bias=torch.cat([_float(p.bias) for p in projections]) if has_bias else None,
+        out=attention.o_proj.weight.detach().contiguous(),
+        out_bias=None if attention.o_proj.bias is None else _float(attention.o_proj.bias),
+        gate_up=torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
+        down=mlp.down_proj.weight.detach().contiguous(),
+        input_norm=_float(layer.input_layernorm.weight),
+        post_norm=_float(layer.post_attention_layernorm.weight),
+        head_norms=None if norms is None else (_float(norms[0].weight), _float(norms[1].weight)),
+        window=_window(attention),
+    )
+
+
+def _window(attention: Any) -> int:
+    """Sliding window of one layer, 0 for none: the layer's own where it has one, else the whole model's (Mistral)."""
+    whole_model = getattr(attention.config, "sliding_window", None)
+    return int(getattr(attention, "sliding_window", whole_model) or 0)
+
+
+def _rope_tables(rotary: Any, max_length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [max_length, D], from the model's own rotary embedding."""
+    positions = torch.arange(max_length)[None]
+    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), positions)
+    return cos[0].contiguous(), sin[0].contiguous()
+
+
+def _float(parameter: Tensor) -> Tensor:
+    return parameter.detach().float().contiguous()

@@ -1,0 +1,123 @@
+"""A causal LM with its own KV store, scored in packed batches: target, slim verifier and draft model alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serving.models.kv_store import KVStore
+from serving.models.packed import Decoder, Segment, pack
+from serving.models.scores import score_tables
+from serving.protocols import ScoreRequest
+from serving.types import Ids, ScoreTable
+
+# A request that lacks at most this many tokens besides its block is not a prompt to be fed in chunks.
+_CATCH_UP = 32
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """What is done with logits: columns from `vocab_size` on are padding; `id_map` restores target ids."""
+
+    vocab_size: int
+    id_map: Tensor | None = None
+    with_logsumexp: bool = False
+
+
+class PackedLM:
+    """Implements ScoringModel. A call carries whole sequences; only what the KV store lacks is computed."""
+
+    def __init__(self, decoder: Decoder, store: KVStore, *, head: HeadOptions, prefill_chunk: int) -> None:
+        self._decoder = decoder
+        self._store = store
+        self._head = head
+        self._prefill_chunk = prefill_chunk
+
+    @property
+    def store(self) -> KVStore:
+        return self._store
+
+    @property
+    def max_length(self) -> int:
+        return self._store.capacity
+
+    def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
+        return self._store.open(session_id, ids, salt=salt)
+
+    def close(self, session_id: str) -> None:
+        self._store.close(session_id)
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
+        """One packed pass. Prompts share `prefill_chunk` tokens a pass, first come first served."""
+        segments = self._plan(requests)
+        live = [segment for segment in segments if segment is not None]
+        if not live:
+            return [None] * len(requests)
+        with torch.inference_mode():
+            step = pack(live, capacity=self._store.capacity, device=self._store.device)
+            hidden = self._decoder.forward(step, self._store)
+            self._remember(live)
+            scored = [
+                request
+                for request, segment in zip(requests, segments, strict=True)
+                if segment is not None and segment.stop == len(request.ids)
+            ]
+            tables = iter(self._score_rows(hidden, live, scored))
+        return [
+            next(tables) if segment is not None and segment.stop == len(request.ids) else None
+            for request, segment in zip(requests, segments, strict=True)
+        ]
+
+    def all_logits(self, ids: Ids) -> Tensor:
+        """float32 [n, V]: the logits after every position of one text, in one pass; for training and audits."""
+        session_id = "all-logits"
+        self._store.open(session_id, ids[:0])
+        with torch.inference_mode():
+            segments = [Segment(self._store.row(session_id), ids, 0, len(ids))]
+            step = pack(segments, capacity=self._store.capacity, device=self._store.device)
+            hidden = self._decoder.forward(step, self._store)
+            logits = self._decoder.logits(hidden)[:, : self._head.vocab_size]
+        self._remember(segments)
+        self.close(session_id)
+        return logits
+
+    def _plan(self, requests: Sequence[ScoreRequest]) -> list[Segment | None]:
+        """What each request computes in this pass: all it lacks, or a chunk of a long prompt, or nothing yet."""
+        budget = self._prefill_chunk
+        segments: list[Segment | None] = []
+        for request in requests:
+            row = self._store.row(request.session_id)
+            # The rows to score are computed even if they are cached: their logits are not.
+            start = min(row.shared_prefix(request.ids), len(request.ids) - request.num_rows)
+            lacking = len(request.ids) - start
+            if lacking <= request.num_rows + _CATCH_UP:
+                segments.append(Segment(row, request.ids, start, len(request.ids)))
+                continue
+            fed = min(budget, lacking)
+            if 0 < lacking - fed < request.num_rows:
+                fed = lacking - request.num_rows  # never score half a block
+            budget -= max(0, fed)
+            segments.append(Segment(row, request.ids, start, start + fed) if fed > 0 else None)
+        return segments
+
+    def _remember(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            segment.row.ids[segment.start : segment.stop] = segment.ids[segment.start : segment.stop]
+            segment.row.length = segment.stop
+
+    def _score_rows(
+        self, hidden: Tensor, segments: Sequence[Segment], requests: Sequence[ScoreRequest]
+    ) -> list[ScoreTable]:
+        if not requests:
+            return []
+        wanted = {request.session_id: request.num_rows for request in requests}
+        rows, at = [], 0
+        for segment in segments:
+            at += segment.stop - segment.start
+            count = wanted.get(segment.row.session_id or "", 0)
+            rows.extend(range(at - count, at))
+        logits = self._decoder.logits(hidden[rows])[:, : self._head.vocab_size]
+        return score_tables(
+            logits, requests, id_map=self._head.id_map, with_logsumexp=self._head.with_logsumexp
+        )

@@ -1,0 +1,169 @@
+"""PackedLM against the stock models: logits of ragged batches, chunks, rollbacks and shared prefixes."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serving.errors import ModelError
+from serving.models.hf_decoder import HFDecoder, check_layers
+from serving.models.kv_store import KVStore
+from serving.models.native import load_native
+from serving.models.native_decoder import NativeDecoder, supports
+from serving.models.packed import Segment, pack
+from serving.models.packed_lm import HeadOptions, PackedLM
+from serving.protocols import ScoreRequest
+from serving.types import Ids
+from tests.models.tiny import FAMILIES, VOCAB, tiny_model
+
+CAPACITY = 160
+
+
+def decoders(family: str) -> list[Any]:
+    """Every decoder that claims `family`, each with its own copy of the same weights."""
+    found: list[Any] = [HFDecoder(copy.deepcopy(tiny_model(family)))]
+    kernels = load_native()
+    if kernels is not None and supports(tiny_model(family), kernels):
+        found.append(NativeDecoder(tiny_model(family), kernels, max_length=CAPACITY))
+    return found
+
+
+def make_store(decoder: Any, *, num_rows: int = 4) -> KVStore:
+    return KVStore(decoder.shapes, num_rows, CAPACITY, torch.float32)
+
+
+def make_lm(decoder: Any, *, num_rows: int = 4, prefill_chunk: int = 256) -> PackedLM:
+    head = HeadOptions(vocab_size=VOCAB)
+    return PackedLM(decoder, make_store(decoder, num_rows=num_rows), head=head, prefill_chunk=prefill_chunk)
+
+
+def random_ids(length: int, seed: int) -> Ids:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
+
+
+def stock_logits(network: Any, ids: Ids) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = network(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].float()
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_the_stock_model_in_ragged_chunks(family: str) -> None:
+    texts = [random_ids(length, length) for length in (37, 1, 20)]
+    expected = [stock_logits(tiny_model(family), ids) for ids in texts]
+    for decoder in decoders(family):
+        store = make_store(decoder)
+        for index in range(len(texts)):
+            store.open(str(index), texts[index][:0])
+        found: list[list[torch.Tensor]] = [[] for _ in texts]
+        # chunks of different size for each sequence, all in one row
+        for chunk in range(4):
+            segments = []
+            for index, ids in enumerate(texts):
+                bounds = np.linspace(0, len(ids), 5).astype(int)
+                if bounds[chunk + 1] > bounds[chunk]:
+                    segments.append(
+                        (index, Segment(store.row(str(index)), ids, int(bounds[chunk]), int(bounds[chunk + 1])))
+                    )
+            step = pack([s for _, s in segments], capacity=CAPACITY, device=torch.device("cpu"))
+            logits = decoder.logits(decoder.forward(step, store))
+            at = 0
+            for index, segment in segments:
+                found[index].append(logits[at : at + segment.stop - segment.start])
+                at += segment.stop - segment.start
+        for rows, reference in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.cat(rows), reference, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2"])
+def test_rows_after_a_rollback_equal_a_fresh_forward(family: str) -> None:
+    ids, wrong = random_ids(30, 1), random_ids(6, 2)
+    reference = stock_logits(tiny_model(family), ids)
+    for decoder in decoders(family):
+        lm = make_lm(decoder)
+        lm.open("a", ids)
+        rejected = np.concatenate([ids[:20], wrong])
+        lm.score([ScoreRequest("a", rejected, num_rows=7)])
+        (table,) = lm.score([ScoreRequest("a", ids, num_rows=9)])
+        assert table is not None
+        np.testing.assert_allclose(table.next_logits, reference[21:].max(dim=-1).values, atol=1e-3)
+        np.testing.assert_array_equal(table.next_ids, reference[21:].argmax(dim=-1))
+        lm.store.check_integrity()
+
+
+def test_prompts_are_fed_in_chunks_and_do_not_hold_up_decoding() -> None:
+    for decoder in decoders("llama"):
+        lm = make_lm(decoder, prefill_chunk=16)
+        long, short = random_ids(100, 3), random_ids(5, 4)
+        lm.open("long", long)
+        lm.open("short", short)
+        passes = 0
+        while True:
+            tables = lm.score([ScoreRequest("long", long), ScoreRequest("short", short)])
+            passes += 1
+            assert tables[1] is not None
+            if tables[0] is not None:
+                break
+        assert passes == 6  # five of 16, then what is left counts as a catch-up
+        assert tables[0].next_ids[0] == stock_logits(tiny_model("llama"), long)[-1].argmax()
+
+
+def test_native_rows_are_the_same_bits_in_any_company() -> None:
+    kernels = load_native()
+    if kernels is None:
+        return  # no compiler here: the stock modules run, which promise no such thing
+    ids = random_ids(40, 5)
+    ends = set()
+    for chunk in (1, 4, 8, 40):
+        lm = make_lm(NativeDecoder(tiny_model("llama"), kernels, max_length=CAPACITY))
+        lm.open("a", ids)
+        lm.open("b", ids)
+        for stop in range(chunk, len(ids) + 1, chunk):
+            neighbours = [ScoreRequest("b", random_ids(stop, stop))] * (stop % 2)
+            table = lm.score([ScoreRequest("a", ids[:stop]), *neighbours])[0]
+        assert table is not None
+        ends.add(float(table.next_logits[0]))
+    assert len(ends) == 1
+
+
+def test_case_11_a_long_block_equals_single_steps() -> None:
+    ids = random_ids(60, 6)
+    for decoder in decoders("llama"):
+        single, block = make_lm(decoder), make_lm(decoder)
+        single.open("a", ids)
+        block.open("a", ids)
+        single.score([ScoreRequest("a", ids[:39])])
+        block.score([ScoreRequest("a", ids[:39])])
+        steps = [single.score([ScoreRequest("a", ids[:stop])])[0] for stop in range(40, 61)]
+        (table,) = block.score([ScoreRequest("a", ids, num_rows=21)])
+        assert table is not None
+        np.testing.assert_array_equal(table.next_ids, [step.next_ids[0] for step in steps if step is not None])
+
+
+def test_a_shared_prefix_is_reused_within_its_salt_only() -> None:
+    ids = random_ids(64, 7)
+    for decoder in decoders("llama"):
+        lm = make_lm(decoder)
+        assert lm.open("cold", ids, salt="a") == 0
+        lm.score([ScoreRequest("cold", ids)])
+        assert lm.open("busy", ids, salt="a") == 64  # copied from a row in use
+        assert lm.open("other", ids, salt="b") == 0
+        lm.close("cold")
+        assert lm.open("warm", ids, salt="a") == 64  # the closed row, as it is
+        reference = stock_logits(tiny_model("llama"), ids)[-1]
+        for session in ("busy", "warm"):
+            (table,) = lm.score([ScoreRequest(session, ids)])
+            assert table is not None
+            assert table.next_ids[0] == reference.argmax()
+            assert abs(float(table.next_logits[0]) - float(reference.max())) < 1e-3
+        lm.store.check_integrity()
+
+
+def test_case_13_layers_that_cannot_be_rolled_back_are_refused_by_name() -> None:
+    from transformers import Qwen3NextConfig
+
+    config = Qwen3NextConfig(num_hidden_layers=4)
+    with pytest.raises(ModelError, match="linear_attention"):
+        check_layers(config)
