@@ -1,0 +1,121 @@
+"""The composition root: from a profile to objects that work, in one process. No Ray here."""
+
+from dataclasses import dataclass
+
+from serving.config import EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
+from serving.decode.engine import Engine
+from serving.decode.grouping import Grouping
+from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.drafters.model import ModelDrafter as ModelDrafterRole
+from serving.drafters.ready import PlainDrafter
+from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
+from serving.errors import ConfigError
+from serving.memory.suffix import SuffixCache
+from serving.models.draft_lm import is_draft_lm
+from serving.models.loading import LoadOptions, context_limit, load_packed_lm
+from serving.models.packed_lm import PackedLM
+from serving.models.tokenizer import ChatTokenizer
+from serving.models.vocabulary import check_same_vocabulary
+from serving.protocols import Drafter, ScoreRequest
+from serving.rules.strict import StrictRule
+from serving.types import as_ids
+from serving.verifiers.full import FullVerifier
+
+
+@dataclass(frozen=True)
+class Built:
+    """A scheduler ready to run, and what it was made from."""
+
+    profile: Profile
+    scheduler: Scheduler
+    limits: SchedulerLimits
+    tokenizer: ChatTokenizer
+
+    def engine(self) -> Engine:
+        """The same scheduler behind its own thread (not started)."""
+        return Engine(self.scheduler, self.limits)
+
+
+def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
+    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here."""
+    tokenizer = ChatTokenizer.load(profile.target.model)
+    target = load_packed_lm(
+        profile.target.model,
+        LoadOptions(
+            role="target",
+            dtype=profile.target.dtype,
+            num_rows=profile.engine.max_sessions,
+            max_length=profile.engine.max_length,
+            prefill_chunk=profile.engine.prefill_chunk,
+            vocab_size=tokenizer.vocab_size,
+            max_draft=profile.max_draft,
+        ),
+    )
+    warm_up(target)
+    limits = scheduler_limits(profile)
+    scheduler = Scheduler(
+        verifier=FullVerifier(target, StrictRule()),
+        drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer),
+        decode=tokenizer.decode,
+        limits=limits,
+        grouping=Grouping(shares_cores=drafter is None),
+    )
+    return Built(profile, scheduler, limits, tokenizer)
+
+
+def build_drafter(profile: Profile, *, tokenizer: ChatTokenizer | None = None) -> Drafter:
+    """The drafter of `profile`, in this process, warmed up. Raises ConfigError where it cannot draft for the target."""
+    match profile.drafter:
+        case NoDrafter():
+            return PlainDrafter()
+        case SuffixDrafter() as config:
+            return SuffixDrafterRole(
+                SuffixCache(
+                    max_depth=config.max_depth,
+                    max_draft=config.max_draft,
+                    factor=config.factor,
+                    offset=config.offset,
+                    min_prob=config.min_prob,
+                    max_tokens=config.max_tokens,
+                )
+            )
+        case ModelDrafter() as config:
+            return _model_drafter(profile, config, tokenizer or ChatTokenizer.load(profile.target.model))
+
+
+def scheduler_limits(profile: Profile) -> SchedulerLimits:
+    """The limits that `profile` sets."""
+    engine: EngineConfig = profile.engine
+    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft)
+
+
+def warm_up(model: PackedLM, *, num_rows: int = 5) -> None:
+    """Run the shapes that decoding will use once, so that the first request does not pay for them."""
+    ids = as_ids([1] * (num_rows + 1))
+    model.open("warm-up", ids)
+    for rows in (1, num_rows):
+        model.score([ScoreRequest("warm-up", ids, num_rows=rows)])
+    model.close("warm-up")
+
+
+def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:
+    if not is_draft_lm(config.model):
+        check_same_vocabulary(target=tokenizer, drafter=ChatTokenizer.load(config.model))
+    limit = min(profile.engine.max_length, context_limit(config.model))
+    if limit < 2:
+        raise ConfigError(f"drafter.model: {config.model!r} has room for {limit} tokens only")
+    model = load_packed_lm(
+        config.model,
+        LoadOptions(
+            role="drafter",
+            dtype=profile.target.dtype,
+            num_rows=profile.engine.max_sessions,
+            max_length=limit,
+            prefill_chunk=profile.engine.prefill_chunk,
+            vocab_size=tokenizer.vocab_size,
+            max_draft=config.max_draft,
+            with_logsumexp=config.min_confidence > 0,
+        ),
+    )
+    warm_up(model)
+    return ModelDrafterRole(model, max_length=limit, min_confidence=config.min_confidence)

@@ -1,0 +1,88 @@
+"""Drafts from a small causal LM, one token a pass for the whole batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serving.drafters.ready import ReadyDrafts
+from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
+from serving.types import EMPTY_DRAFT, Draft, Ids, as_ids
+
+
+@dataclass
+class _Drafting:
+    """One request while its draft grows."""
+
+    request: DraftRequest
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    is_open: bool = True
+
+    @property
+    def score_request(self) -> ScoreRequest:
+        ids = np.concatenate([self.request.ids, as_ids(self.tokens)])
+        return ScoreRequest(self.request.session_id, ids, num_rows=1, sampling=self.request.sampling)
+
+    @property
+    def draft(self) -> Draft:
+        if not self.tokens:
+            return EMPTY_DRAFT
+        return Draft(as_ids(self.tokens), "model", np.array(self.confidences, dtype=np.float32))
+
+
+class ModelDrafter:
+    """An independent draft LM. Where its own context ends, speculation ends; the request goes on.
+
+    `min_confidence` > 0 ends a draft before the first token whose probability is below it (the model must then
+    return logsumexp).
+    """
+
+    degraded = False
+
+    def __init__(self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0) -> None:
+        self._model = model
+        self._max_length = max_length
+        self._min_confidence = min_confidence
+        self._open: set[str] = set()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._open)
+
+    def start(self, requests: Sequence[DraftRequest]) -> ReadyDrafts:
+        """Drafts at once: on shared cores there is nothing to gain from waiting elsewhere."""
+        drafting = [_Drafting(request, is_open=self._has_room(request)) for request in requests]
+        for entry in drafting:
+            if entry.is_open and entry.request.session_id not in self._open:
+                self._model.open(entry.request.session_id, entry.request.ids, salt=entry.request.salt)
+                self._open.add(entry.request.session_id)
+        while active := [entry for entry in drafting if entry.is_open]:
+            self._extend(active)
+        return ReadyDrafts([entry.draft for entry in drafting])
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """An independent model learns nothing online."""
+
+    def close(self, session_id: str, ids: Ids | None) -> None:
+        if session_id in self._open:
+            self._open.remove(session_id)
+            self._model.close(session_id)
+
+    def _has_room(self, request: DraftRequest) -> bool:
+        return request.max_draft > 0 and len(request.ids) + request.max_draft <= self._max_length
+
+    def _extend(self, active: Sequence[_Drafting]) -> None:
+        """One more token for each; a request whose prompt is still being fed gets no draft this round."""
+        tables = self._model.score([entry.score_request for entry in active])
+        for entry, table in zip(active, tables, strict=True):
+            if table is None:
+                entry.is_open = False
+                continue
+            confidence = 1.0 if table.logsumexp is None else float(np.exp(table.next_logits[0] - table.logsumexp[0]))
+            if confidence < self._min_confidence:
+                entry.is_open = False
+                continue
+            entry.tokens.append(int(table.next_ids[0]))
+            entry.confidences.append(confidence)
+            entry.is_open = len(entry.tokens) < entry.request.max_draft
