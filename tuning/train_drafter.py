@@ -204,6 +204,7 @@ def _schedule(step: int, num_steps: int, warm_up: float) -> float:
 
 
 def _save(student: Any, optimiser: torch.optim.Optimizer, path: Path, step: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     trained = {n: p for n, p in student.named_parameters() if p.requires_grad}
     torch.save({"step": step, "student": trained, "optimiser": optimiser.state_dict()}, partial)

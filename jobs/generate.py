@@ -1,0 +1,133 @@
+"""Answer a file of prompts offline, in this process, in batches; one JSON line a prompt, in the file's order.
+
+Each line has id, prompt_ids, output_ids, text, finish_reason and receipt; a prompt that cannot be answered gets its
+`error` instead. A killed run goes on where it stopped when it is started again with the same flags.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
+from serving.build import Built, build
+from serving.config import Profile
+from serving.decode.offline import Completion, complete
+from serving.errors import ConfigError, RequestError
+from serving.types import GenerationRequest, Limits
+from tuning.prompts import Prompt
+
+SUMMARY = "answer a file of prompts offline, in batches, to a JSONL file"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of this job."""
+    p = argparse.ArgumentParser(prog="python -m jobs generate", description=__doc__)
+    p.add_argument("--profile", default="suffix", metavar="NAME|FILE", help="default: %(default)s")
+    p.add_argument("--out", type=Path, required=True, metavar="F.jsonl")
+    p.add_argument("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
+    add_prompt_options(p)
+    add_profile_options(p)
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 1 if any prompt could not be answered."""
+    args = parser().parse_args(argv)
+    profile, prompts = profile_from(args, args.profile), prompts_from(args)
+    done = _resume(args.out, _settings(args, profile, prompts))
+    if not [p.id for p in prompts[: len(done)]] == done:
+        raise ConfigError(f"--out: {args.out} holds other prompts than {args.prompts}; choose another file")
+    left = prompts[len(done) :]
+    failed = 0
+    with args.out.open("a", encoding="utf-8") as out, _bar(len(prompts), len(done)) as bar:
+        for record in answers(build(profile), left, raw=args.raw, max_tokens=args.max_tokens) if left else ():
+            _write(out, record)
+            failed += "error" in record
+            bar.update(1)
+    print(json.dumps({"out": str(args.out), "prompts": len(prompts), "failed": failed}))
+    return 1 if failed else 0
+
+
+def answers(built: Built, prompts: Sequence[Prompt], *, raw: bool, max_tokens: int) -> Iterator[dict[str, Any]]:
+    """One record a prompt, in order; each as soon as it and all before it are finished."""
+    ready: dict[str, dict[str, Any]] = {}
+    requests: list[GenerationRequest] = []
+    for prompt in prompts:
+        try:
+            requests.append(_request(built, prompt, raw=raw, max_tokens=max_tokens))
+        except RequestError as error:
+            ready[prompt.id] = {"id": prompt.id, "error": str(error)}
+    asked = {request.request_id: request for request in requests}
+    finished = complete(built.scheduler, requests)
+    for prompt in prompts:
+        while prompt.id not in ready:
+            completion = next(finished)
+            ready[completion.request_id] = _record(asked[completion.request_id], completion)
+        yield ready.pop(prompt.id)
+
+
+def _request(built: Built, prompt: Prompt, *, raw: bool, max_tokens: int) -> GenerationRequest:
+    tokenizer = built.tokenizer
+    ids = tokenizer.encode(prompt.text) if raw else tokenizer.render_chat([{"role": "user", "content": prompt.text}])
+    request = GenerationRequest(prompt.id, ids, Limits(max_tokens, tokenizer.stop_ids))
+    built.limits.check(request)
+    return request
+
+
+def _record(request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+    return {
+        "id": request.request_id,
+        "prompt_ids": request.prompt_ids.tolist(),
+        "output_ids": completion.output_ids,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "receipt": asdict(completion.receipt),
+    }
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the lines of an output file depend on; kept beside it so that a resumed file is of one piece."""
+
+    profile: str
+    prompts: str
+    raw: bool
+    max_tokens: int
+
+
+def _settings(args: argparse.Namespace, profile: Profile, prompts: Sequence[Prompt]) -> _Settings:
+    digest = hashlib.sha256("\0".join(f"{p.id}\0{p.text}" for p in prompts).encode()).hexdigest()[:16]
+    return _Settings(profile.model_dump_json(), digest, args.raw, args.max_tokens)
+
+
+def _resume(out: Path, settings: _Settings) -> list[str]:
+    """Ids that are already answered in `out`. A half-written last line is dropped; other settings are refused."""
+    beside = out.with_name(out.name + ".settings")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_file() and out.stat().st_size:
+        if not beside.is_file() or json.loads(beside.read_text(encoding="utf-8")) != asdict(settings):
+            raise ConfigError(f"--out: {out} was made with other flags or prompts; choose another file or delete it")
+    else:
+        out.write_text("", encoding="utf-8")
+        beside.write_text(json.dumps(asdict(settings)), encoding="utf-8")
+    lines = out.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if len(whole) < len(lines):
+        out.write_bytes(b"".join(whole))
+    return [str(json.loads(line)["id"]) for line in whole]
+
+
+def _write(out: TextIO, record: dict[str, Any]) -> None:
+    out.write(json.dumps(record, ensure_ascii=False) + "\n")
+    out.flush()
+
+
+def _bar(total: int, done: int) -> "tqdm[None]":
+    return tqdm(total=total, initial=done, desc="generate", unit="prompt", file=sys.stderr, dynamic_ncols=True)

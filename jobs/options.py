@@ -1,0 +1,60 @@
+"""Flags that several verbs share: which profile, with what in place of its own parts, on which prompts."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from serving.config import ModelDrafter, Profile, load_profile, one_line
+from serving.errors import ConfigError
+from tuning.prompts import Prompt, read_prompts, select
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """--target, --drafter, --dtype, --batch, --max-draft, --max-length: what replaces a profile's own values."""
+    group = parser.add_argument_group("in place of the profile's own values")
+    group.add_argument("--target", metavar="MODEL", help="embedded name, Hub id, folder or GGUF file")
+    group.add_argument("--drafter", metavar="MODEL", help="draft LM of a profile whose drafter is a model")
+    group.add_argument("--dtype", choices=("float32", "bfloat16"))
+    group.add_argument("--batch", type=int, metavar="N", help="sequences at once")
+    group.add_argument("--max-draft", type=int, metavar="K", help="drafted tokens a round")
+    group.add_argument("--max-length", type=int, metavar="N", help="prompt and new tokens of one sequence")
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """--prompts, --tasks, --limit, --max-tokens."""
+    parser.add_argument("--prompts", type=Path, required=True, metavar="F", help="JSONL or Parquet: id, task, turns")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="only prompts of these tasks")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N prompts, tasks taking turns")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
+
+
+def profile_from(args: argparse.Namespace, name: str) -> Profile:
+    """The profile `name` with the values of the flags. Raises ConfigError naming the flag."""
+    profile = load_profile(name)
+    values: dict[str, Any] = profile.model_dump()
+    values["target"].update(_given(model=args.target, dtype=args.dtype))
+    values["engine"].update(_given(max_sessions=args.batch, max_length=args.max_length))
+    if profile.drafter.kind != "none":
+        values["drafter"].update(_given(max_draft=args.max_draft))
+    if args.drafter and isinstance(profile.drafter, ModelDrafter):
+        values["drafter"]["model"] = args.drafter
+    try:
+        return Profile.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"profile {name} with these flags: {one_line(error)}") from None
+
+
+def prompts_from(args: argparse.Namespace) -> list[Prompt]:
+    """The prompts that the flags choose."""
+    if args.limit is not None and args.limit < 1:
+        raise ConfigError(f"--limit: must be at least 1, got {args.limit}")
+    if args.max_tokens < 1:
+        raise ConfigError(f"--max-tokens: must be at least 1, got {args.max_tokens}")
+    tasks = [task for task in args.tasks.split(",") if task]
+    return select(read_prompts(args.prompts), tasks=tasks, limit=args.limit)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
