@@ -1,0 +1,44 @@
+"""What the HTTP API needs from whatever generates: a Ray handle in a deployment, a plain object in tests."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from serving.config import Profile
+from serving.deploy.status import TargetStatus
+from serving.types import Chunk, GenerationRequest, Ids
+
+
+class Tokenizer(Protocol):
+    """The part of `models.tokenizer.ChatTokenizer` that requests pass through."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> Ids: ...
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> Ids: ...
+
+
+class Backend(Protocol):
+    """Generates for one profile. Closing the iterator of `generate` frees the request in every role."""
+
+    @property
+    def profile(self) -> Profile: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """The chunks of one request; the last one has a finish reason.
+
+        RequestError and OverloadedError are raised before the first chunk.
+        """
+        ...
+
+    async def status(self) -> TargetStatus: ...

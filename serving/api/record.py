@@ -1,0 +1,63 @@
+"""What the access log says about one request: ids, route, counts and times; never a prompt or an answer."""
+
+import logging
+import re
+import time
+import traceback
+import uuid
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starlette.types import Scope
+
+from serving.api.delivery import Delivery
+
+log = logging.getLogger(__name__)
+
+Outcome = Literal["complete", "failed", "disconnected"]
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+
+
+@dataclass
+class RequestRecord:
+    """Filled in while a request passes; one line when it has ended."""
+
+    request_id: str
+    status: int | None = None
+    outcome: Outcome = "complete"
+    delivery: Delivery | None = None
+    _started_s: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(cls, scope: Scope) -> "RequestRecord":
+        """The record that the outermost middleware has put on this request."""
+        record: RequestRecord = scope["state"]["record"]
+        return record
+
+    def fail(self, error: Exception) -> None:
+        """Log where `error` was raised: class and frames, but not its message, which may quote a prompt."""
+        self.outcome = "failed"
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        log.error("request_id=%s failed with %s\n%s", self.request_id, type(error).__name__, frames)
+
+    def write(self, scope: Scope) -> None:
+        """The access log line. The route is the template that matched, for a path may hold anything."""
+        delivery = self.delivery
+        log.info(
+            "request_id=%s completion_id=%s method=%s route=%s status=%s outcome=%s duration_ms=%.1f "
+            "prompt_tokens=%d completion_tokens=%d",
+            self.request_id,
+            delivery.completion_id if delivery else "-",
+            scope["method"],
+            getattr(scope.get("route"), "path", "-"),
+            self.status or "-",
+            self.outcome,
+            (time.perf_counter() - self._started_s) * 1000.0,
+            delivery.num_prompt_tokens if delivery else 0,
+            delivery.num_tokens if delivery else 0,
+        )
+
+
+def request_id_from(header: str | None) -> str:
+    """The client's id where it is harmless in a header and a log line, else a new one."""
+    return header if header and _REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
