@@ -1,0 +1,235 @@
+"""Suffix cache: continuations from what was said before, for the suffix and hybrid drafters.
+
+SuffixDecoding (arXiv 2411.04975) as HVD (arXiv 2606.01019) uses it. For every match length m <= max_depth, in
+the local memory (this prompt and output) and in the global one (the tenant's earlier responses), the greedy
+path after the last m tokens is a candidate, of at most floor(m * factor + offset) tokens. The highest sum of
+path probabilities wins; ties go to the longer match, then to the local memory.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.memory.occurrences import NO_CANDIDATE, Candidate, PathLimits, best_candidate
+from serving.memory.suffix_global import ID_LIMIT, TenantMemory
+from serving.memory.suffix_local import LocalMemory
+from serving.types import Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuffixMatch:
+    """A proposed continuation of K tokens; all empty and zero when there is none.
+
+    probabilities are of the whole path up to each token, f32[K]; score is their sum, at most K.
+    """
+
+    ids: npt.NDArray[np.int32]
+    score: float
+    match_length: int
+    probabilities: npt.NDArray[np.float32]
+    is_local: bool
+
+    def __len__(self) -> int:
+        return self.ids.size
+
+    @property
+    def empty(self) -> bool:
+        return self.ids.size == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    salt: str
+    memory: LocalMemory
+
+
+class SuffixCache:
+    """A local memory for each open request, a global memory for each tenant (salt).
+
+    Not thread-safe: one engine thread owns it. Tenants never see each other's tokens; they share `max_tokens`
+    and the oldest response leaves first. An approximation for short, very common contexts only: of more than
+    `max_occurrences` places that match, the most recent count, and of more than 8 times as many that match
+    the last 3 tokens (local memory: the last one), the most recent are examined for a longer match.
+    Token ids must be in [0, 2_097_150). A method given an unknown request_id raises KeyError.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_depth: int = 64,
+        max_draft: int = 64,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        min_prob: float = 0.1,
+        max_tokens: int = 1_000_000,
+        max_occurrences: int = 1024,
+    ) -> None:
+        _at_least(1, max_depth=max_depth, max_occurrences=max_occurrences)
+        _at_least(0, max_draft=max_draft, max_tokens=max_tokens, factor=factor)
+        _within(1, min_prob=min_prob)
+        if not (isfinite(factor) and isfinite(offset)):
+            raise ValueError(f"factor and offset must be finite, got {factor} and {offset}")
+        self._limits = PathLimits(max_draft=max_draft, factor=factor, offset=offset, min_prob=min_prob)
+        self._max_depth = max_depth
+        self._max_tokens = max_tokens
+        self._max_occurrences = max_occurrences
+        self._requests: dict[str, _Request] = {}
+        self._tenants: dict[str, TenantMemory] = {}
+        self._ages: deque[str] = deque()  # the salt of every request in the global memory, oldest first
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the global memory, all tenants together."""
+        return self._num_tokens
+
+    @property
+    def num_responses(self) -> int:
+        """Finished responses in the global memory."""
+        return len(self._ages)
+
+    @property
+    def num_requests(self) -> int:
+        """Open requests, each with a local memory."""
+        return len(self._requests)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, global and local."""
+        tenants = sum(tenant.nbytes for tenant in self._tenants.values())
+        return tenants + sum(request.memory.nbytes for request in self._requests.values())
+
+    def open(self, request_id: str, tokens: npt.ArrayLike, *, salt: str = "") -> None:
+        """Start a local memory with the prompt (and any output so far), i[n]."""
+        if request_id in self._requests:
+            raise ValueError(f"request_id {request_id!r} is already open")
+        self._requests[request_id] = _Request(salt, LocalMemory(_checked(tokens)))
+
+    def append(self, request_id: str, tokens: npt.ArrayLike) -> None:
+        """Add emitted tokens i[n] to the local memory."""
+        self._request(request_id).memory.append(_checked(tokens))
+
+    def truncate(self, request_id: str, length: int) -> None:
+        """Roll the local memory back to its first `length` tokens."""
+        memory = self._request(request_id).memory
+        _within(memory.length, length=length)
+        memory.truncate(length)
+
+    def length(self, request_id: str) -> int:
+        """Tokens in the local memory."""
+        return self._request(request_id).memory.length
+
+    def speculate(self, request_id: str, max_draft: int | None = None) -> SuffixMatch:
+        """Best continuation of the request's tokens; `max_draft` may only lower the cache's own."""
+        request = self._request(request_id)
+        limits = self._limits if max_draft is None else _tightened(self._limits, max_draft)
+        context = request.memory.context(self._max_depth)
+        longest = limits.length(context.size)
+        if not context.size or not longest:
+            return _match(NO_CANDIDATE, is_local=False)
+        local = self._best(request.memory, context, limits, 0.0)
+        tenant = self._tenants.get(request.salt)
+        # In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
+        if tenant is not None and (longest, context.size) > (local.score, local.match_length):
+            found = self._best(tenant, context, limits, local.score)
+            if (found.score, found.match_length) > (local.score, local.match_length):
+                return _match(found, is_local=False)
+        return _match(local, is_local=bool(local.ids))
+
+    def close(self, request_id: str, *, response_start: int | None) -> None:
+        """Forget the local memory; unless `response_start` is None, tokens[response_start:] become global."""
+        request = self._request(request_id)
+        if response_start is not None:
+            _within(request.memory.length, response_start=response_start)
+            self._insert(request.memory.ids_from(response_start), request.salt)
+        del self._requests[request_id]
+
+    def insert(self, tokens: npt.ArrayLike, *, salt: str = "") -> None:
+        """Add a finished response i[n] to the tenant's global memory.
+
+        Of one above max_tokens the end is kept; one of fewer than 2 tokens predicts nothing and is dropped.
+        """
+        self._insert(_checked(tokens), salt)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming what is broken. Takes time in proportion to the memory."""
+        if Counter(self._ages) != {salt: tenant.num_responses for salt, tenant in self._tenants.items()}:
+            raise AssertionError("the tenants' numbers of responses disagree with the order of eviction")
+        for tenant in self._tenants.values():
+            tenant.check_integrity()
+        for request in self._requests.values():
+            request.memory.check_integrity()
+        total = sum(tenant.num_tokens for tenant in self._tenants.values())
+        if total != self._num_tokens:
+            raise AssertionError(f"num_tokens is {self._num_tokens}, the tenants hold {total}")
+        if total > self._max_tokens:
+            raise AssertionError(f"num_tokens {total} exceeds max_tokens {self._max_tokens}")
+
+    def _request(self, request_id: str) -> _Request:
+        try:
+            return self._requests[request_id]
+        except KeyError:
+            raise KeyError(f"request_id {request_id!r} is not open") from None
+
+    def _best(
+        self, memory: LocalMemory | TenantMemory, context: Ids, limits: PathLimits, floor_score: float
+    ) -> Candidate:
+        levels = memory.levels(context, max_occurrences=self._max_occurrences)
+        return best_candidate(memory.tokens, levels, limits=limits, floor_score=floor_score)
+
+    def _insert(self, ids: Ids, salt: str) -> None:
+        ids = ids[max(0, ids.size - self._max_tokens) :]
+        if ids.size < 2:
+            return
+        while self._num_tokens + ids.size > self._max_tokens:
+            self._evict_oldest()
+        self._tenants.setdefault(salt, TenantMemory()).insert(ids)
+        self._ages.append(salt)
+        self._num_tokens += ids.size
+
+    def _evict_oldest(self) -> None:
+        salt = self._ages.popleft()
+        tenant = self._tenants[salt]
+        self._num_tokens -= tenant.evict_oldest()
+        if not tenant.num_responses:
+            del self._tenants[salt]
+
+
+def _at_least(lowest: int, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= lowest:
+            raise ValueError(f"{name} must be at least {lowest}, got {value}")
+
+
+def _within(highest: int, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= highest:
+            raise ValueError(f"{name} must be in [0, {highest}], got {value}")
+
+
+def _tightened(limits: PathLimits, max_draft: int) -> PathLimits:
+    _at_least(0, max_draft=max_draft)
+    return replace(limits, max_draft=min(max_draft, limits.max_draft))
+
+
+def _checked(tokens: npt.ArrayLike) -> Ids:
+    """i32[n] of valid token ids, else ValueError."""
+    values = np.asarray(tokens)
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise ValueError(f"tokens must be a row of integers, got shape {values.shape} of {values.dtype}")
+    if values.size and not (values.min() >= 0 and values.max() < ID_LIMIT):
+        raise ValueError(f"tokens must be in [0, {ID_LIMIT}), got {values.min()} to {values.max()}")
+    return values.astype(np.int32, copy=False)
+
+
+def _match(candidate: Candidate, *, is_local: bool) -> SuffixMatch:
+    return SuffixMatch(
+        ids=np.array(candidate.ids, dtype=np.int32),
+        score=candidate.score,
+        match_length=candidate.match_length,
+        probabilities=np.array(candidate.probabilities, dtype=np.float32),
+        is_local=is_local,
+    )

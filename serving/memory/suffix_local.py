@@ -1,0 +1,67 @@
+"""Local memory of the suffix cache: one request's prompt and output so far."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from serving.memory.occurrences import EXAMINED, SENTINEL, Level, deep_levels, most_recent
+from serving.types import Ids
+
+
+class LocalMemory:
+    """A growing array of n tokens: SENTINEL, tokens, SENTINEL. No index, as a scan takes microseconds."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._array = np.full(max(64, 2 * ids.size), SENTINEL, dtype=np.int32)
+        self._length = 0
+        self.append(ids)
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    @property
+    def tokens(self) -> Ids:
+        """i32[n + 2], a view with both SENTINELs, valid until the next append or truncate."""
+        return self._array[: self._length + 2]
+
+    def ids_from(self, start: int) -> Ids:
+        """i32[n - start], a view."""
+        return self._array[1 + start : 1 + self._length]
+
+    def context(self, size: int) -> Ids:
+        """The last `size` tokens, newest first (fewer if there are fewer): a view."""
+        return self._array[self._length : max(0, self._length - size) : -1]
+
+    def append(self, ids: Ids) -> None:
+        needed = self._length + ids.size + 2
+        if needed > self._array.size:
+            grown = np.full(2 * needed, SENTINEL, dtype=np.int32)
+            grown[: self._length + 1] = self._array[: self._length + 1]
+            self._array = grown
+        self._array[self._length + 1 : needed - 1] = ids
+        self._array[needed - 1] = SENTINEL
+        self._length += ids.size
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens; `length` must not exceed the present one."""
+        self._length = length
+        self._array[length + 1] = SENTINEL
+
+    def levels(self, context: Ids, *, max_occurrences: int) -> Iterator[Level]:
+        """Match lengths of `context`, which must not be empty, with their occurrences; longest first."""
+        earlier = self._array[1 : self._length]  # without the last token: nothing follows it yet
+        positions = most_recent(np.flatnonzero(earlier == context[0]) + 2, EXAMINED * max_occurrences)
+        return deep_levels(self.tokens, positions, context=context, known=1, max_occurrences=max_occurrences)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming what is broken."""
+        tokens = self.tokens
+        if tokens[0] != SENTINEL or tokens[-1] != SENTINEL:
+            raise AssertionError("local memory: sentinel missing at an end")
+        if (tokens[1:-1] < 0).any():
+            raise AssertionError("local memory: sentinel inside the sequence")
