@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from serving.config import one_line
 from serving.errors import ConfigError
@@ -21,7 +21,7 @@ class Prompt(BaseModel):
     id: str = Field(min_length=1)
     turns: tuple[str, ...] = Field(min_length=1)
     task: str = "default"
-    reference: tuple[str, ...] | str | None = None
+    reference: JsonValue = None
     test: str | None = None
     entry_point: str | None = None
 

@@ -15,9 +15,14 @@ class _Drafting:
     """One request while its draft grows."""
 
     request: DraftRequest
+    room: int
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    is_open: bool = True
+    is_stopped: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_stopped and len(self.tokens) < self.room
 
     @property
     def score_request(self) -> ScoreRequest:
@@ -52,7 +57,7 @@ class ModelDrafter:
 
     def start(self, requests: Sequence[DraftRequest]) -> ReadyDrafts:
         """Drafts at once: on shared cores there is nothing to gain from waiting elsewhere."""
-        drafting = [_Drafting(request, is_open=self._has_room(request)) for request in requests]
+        drafting = [_Drafting(request, self._room(request)) for request in requests]
         for entry in drafting:
             if entry.is_open and entry.request.session_id not in self._open:
                 self._model.open(entry.request.session_id, entry.request.ids, salt=entry.request.salt)
@@ -69,20 +74,19 @@ class ModelDrafter:
             self._open.remove(session_id)
             self._model.close(session_id)
 
-    def _has_room(self, request: DraftRequest) -> bool:
-        return request.max_draft > 0 and len(request.ids) + request.max_draft <= self._max_length
+    def _room(self, request: DraftRequest) -> int:
+        return min(request.max_draft, self._max_length - len(request.ids))
 
     def _extend(self, active: Sequence[_Drafting]) -> None:
         """One more token for each; a request whose prompt is still being fed gets no draft this round."""
         tables = self._model.score([entry.score_request for entry in active])
         for entry, table in zip(active, tables, strict=True):
             if table is None:
-                entry.is_open = False
+                entry.is_stopped = True
                 continue
             confidence = 1.0 if table.logsumexp is None else float(np.exp(table.next_logits[0] - table.logsumexp[0]))
             if confidence < self._min_confidence:
-                entry.is_open = False
+                entry.is_stopped = True
                 continue
             entry.tokens.append(int(table.next_ids[0]))
             entry.confidences.append(confidence)
-            entry.is_open = len(entry.tokens) < entry.request.max_draft

@@ -42,9 +42,8 @@ class LoadOptions:
 
 def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     """Load `model` and reserve its KV rows. Raises ModelError, ConfigError or MemoryPlanError, each one clear."""
-    with _quiet_transformers():
-        draft = load_draft_model(model, _dtype(options.dtype)) if is_draft_lm(model) else None
-        network = draft.network if draft is not None else load_network(model, _dtype(options.dtype))
+    draft = load_draft_model(model, _dtype(options.dtype)) if is_draft_lm(model) else None
+    network = draft.network if draft is not None else load_network(model, _dtype(options.dtype))
     limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and options.max_length > limit:
         raise ConfigError(
@@ -93,7 +92,8 @@ def load_network(model: str, dtype: torch.dtype) -> Any:
     try:
         if source.gguf_file is None:
             check_layers(AutoConfig.from_pretrained(source.location))
-        network = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
+        with _quiet_transformers():
+            network = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"model {model!r} could not be loaded: {reason}") from None

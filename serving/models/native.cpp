@@ -11,6 +11,10 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "native_pool.h"
 
 namespace {
@@ -40,6 +44,17 @@ inline Vec load(const bf16* p) {
   HalfVec h;
   std::memcpy(&h, p, sizeof h);
   return (Vec)(__builtin_convertvector(h, UintVec) << 16);
+}
+
+// a * b + c, fused by intention: left to the compiler, contraction would differ from one loop to the next.
+inline Vec fused(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
@@ -86,12 +101,7 @@ inline Vec vexp(Vec x) {
   n = n - magic;
   const Vec r = x - n * 0.693359375f - n * -2.12194440e-4f;
   Vec p = splat(1.f / 720.f);
-  p = p * r + 1.f / 120.f;
-  p = p * r + 1.f / 24.f;
-  p = p * r + 1.f / 6.f;
-  p = p * r + 0.5f;
-  p = p * r + 1.f;
-  p = p * r + 1.f;
+  for (const float c : {1.f / 120.f, 1.f / 24.f, 1.f / 6.f, 0.5f, 1.f, 1.f}) p = fused(p, r, splat(c));
   return (Vec)((IntVec)p + exponent);
 }
 
@@ -104,7 +114,7 @@ inline void tile(const float* x, const W* w, float* y, const float* bias, int64_
     for (int n = 0; n < NB; ++n) weights[n] = load(w + n * K + k);
     for (int t = 0; t < TB; ++t) {
       const Vec row = load(x + t * K + k);
-      for (int n = 0; n < NB; ++n) acc[t][n] += row * weights[n];
+      for (int n = 0; n < NB; ++n) acc[t][n] = fused(row, weights[n], acc[t][n]);
     }
   }
   for (int t = 0; t < TB; ++t)
@@ -205,7 +215,7 @@ void attend_head(const float* q, const C* keys, const C* values, float* out, flo
   for (int64_t j = 0; j < count; ++j) {
     const C* k = keys + j * stride;
     Vec acc = {};
-    for (int64_t d = 0; d < vectors; ++d) acc += load(q + d * kLanes) * load(k + d * kLanes);
+    for (int64_t d = 0; d < vectors; ++d) acc = fused(load(q + d * kLanes), load(k + d * kLanes), acc);
     float score = sum(acc) * scale;
     if (softcap > 0.f) score = softcap * std::tanh(score / softcap);
     scores[j] = score;
@@ -223,7 +233,7 @@ void attend_head(const float* q, const C* keys, const C* values, float* out, flo
   Vec acc[kVectors] = {};
   for (int64_t j = 0; j < count; ++j) {
     const C* v = values + j * stride;
-    for (int64_t d = 0; d < vectors; ++d) acc[d] += scores[j] * load(v + d * kLanes);
+    for (int64_t d = 0; d < vectors; ++d) acc[d] = fused(splat(scores[j]), load(v + d * kLanes), acc[d]);
   }
   const float inverse = 1.f / sum(totals);
   for (int64_t d = 0; d < vectors; ++d) store(out + d * kLanes, acc[d] * inverse);

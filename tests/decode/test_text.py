@@ -1,0 +1,71 @@
+"""Streams of text: whole characters, exact concatenation, stops that never show their beginning, linear cost."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.decode.text import TextStream
+
+
+def utf8(ids: Sequence[int]) -> str:
+    """One byte a token, as byte-level tokenizers do at worst."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+@given(st.text(max_size=40), st.lists(st.integers(1, 5), max_size=40))
+def test_deltas_concatenate_to_the_text_and_never_cut_a_character(text: str, blocks: list[int]) -> None:
+    stream, tokens, shown = TextStream(utf8), list(text.encode()), ""
+    while tokens:
+        size = blocks.pop() if blocks else 1
+        for token in tokens[:size]:
+            assert not stream.push(token)
+        tokens = tokens[size:]
+        delta = stream.take()
+        assert "�" not in delta or "�" in text
+        shown += delta
+        assert text.startswith(shown)
+    assert shown + stream.finish() == text
+
+
+@given(st.text("ab🙂", max_size=30), st.lists(st.text("ab🙂", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_a_stop_ends_the_text_before_it_and_its_beginning_is_never_shown(text: str, stops: list[str]) -> None:
+    stream, shown, ended = TextStream(utf8, stops), "", False
+    for token in text.encode():
+        ended = stream.push(token)
+        shown += stream.take()
+        if ended:
+            break
+    shown += stream.finish()
+    complete = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not complete:
+        assert shown == text
+        assert not ended
+        return
+    first = text[: min(complete)]
+    assert ended
+    assert shown == first[: min(first.find(stop) for stop in stops if stop in first)]
+
+
+def test_invalid_bytes_are_not_held_back_for_ever() -> None:
+    stream = TextStream(utf8)
+    for _ in range(20):
+        stream.push(0x80)
+    assert stream.take()
+
+
+@pytest.mark.parametrize("stops", [(), ("zzz",)])
+def test_the_cost_is_linear(stops: tuple[str, ...]) -> None:
+    decoded = 0
+
+    def counting(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return utf8(ids)
+
+    stream = TextStream(counting, stops)
+    for token in "a🙂".encode() * 500:
+        stream.push(token)
+        stream.take()
+    assert decoded < 2500 * 8

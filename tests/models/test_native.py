@@ -1,0 +1,74 @@
+"""The native kernels against torch, for every row count around their tile sizes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from serving.models.native import NativeKernels, load_native
+
+ROWS = [*range(1, 15), 17, 32]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    found = load_native()
+    assert found is not None, "the test machine has no C++ compiler (g++)"
+    return found
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(kernels: NativeKernels, rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = torch.randn(rows, 96), torch.randn(53, 96).to(dtype), torch.randn(53)
+    expected = F.linear(x, weight.float(), bias)
+    torch.testing.assert_close(kernels.linear(x, weight, bias, torch.empty(rows, 53)), expected, atol=1e-4, rtol=1e-4)
+    before = torch.randn(rows, 53)
+    added = kernels.linear(x, weight, None, before.clone(), add=True)
+    torch.testing.assert_close(added, before + F.linear(x, weight.float()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_the_same_bits_in_any_block(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(16, 96), torch.randn(53, 96).to(dtype)
+    alone = torch.cat([kernels.linear(x[i : i + 1].contiguous(), weight, None, torch.empty(1, 53)) for i in range(16)])
+    for rows in ROWS[:14]:
+        block = kernels.linear(x[:rows].contiguous(), weight, None, torch.empty(rows, 53))
+        assert torch.equal(block, alone[:rows])
+
+
+def test_rms_norm_and_swiglu(kernels: NativeKernels) -> None:
+    x, weight = torch.randn(5, 64) * 10, torch.randn(64)
+    normed = kernels.rms_norm(x, weight, torch.empty(5, 64), epsilon=1e-5)
+    torch.testing.assert_close(normed, F.rms_norm(x, (64,), weight, 1e-5), atol=1e-5, rtol=1e-5)
+    gate, up = torch.linspace(-200, 200, 320).reshape(5, 64), torch.randn(5, 64)
+    inner = kernels.swiglu(torch.cat([gate, up], dim=1), torch.empty(5, 64))
+    torch.testing.assert_close(inner, F.silu(gate) * up, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (8, 0.0), (0, 5.0)])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_attend(kernels: NativeKernels, dtype: torch.dtype, window: int, softcap: float, head_dim: int) -> None:
+    torch.manual_seed(0)
+    queries, heads, capacity, rows = 6, 2, 40, 7
+    keys, values = (torch.randn(2 * capacity, heads, head_dim).to(dtype) for _ in range(2))
+    qkv = torch.randn(rows, (queries + 2 * heads) * head_dim)
+    positions = torch.tensor([0, 3, 7, 8, 20, 39, 39])
+    starts = torch.tensor([0, 0, 0, capacity, capacity, capacity, 0])
+    out = kernels.attend(
+        qkv, (keys, values), (starts, positions), torch.empty(rows, queries * head_dim),
+        num_queries=queries, scale=0.3, window=window, softcap=softcap,
+    )  # fmt: skip
+    for row in range(rows):
+        last = int(positions[row])
+        first = max(0, last - window + 1) if window else 0
+        span = slice(int(starts[row]) + first, int(starts[row]) + last + 1)
+        k = keys[span].float().repeat_interleave(queries // heads, 1)
+        v = values[span].float().repeat_interleave(queries // heads, 1)
+        q = qkv[row, : queries * head_dim].reshape(queries, head_dim)
+        scores = torch.einsum("qd,nqd->qn", q, k) * 0.3
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        expected = torch.einsum("qn,nqd->qd", scores.softmax(dim=-1), v).flatten()
+        torch.testing.assert_close(out[row], expected, atol=1e-4, rtol=1e-4)
