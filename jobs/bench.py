@@ -29,6 +29,7 @@ from serving.config import Profile
 from serving.decode.offline import complete
 from serving.errors import ConfigError
 from serving.models.draft_lm import is_draft_lm
+from serving.models.packed import Network
 from serving.types import GenerationRequest, Ids, Limits
 
 SUMMARY = "paired benchmark of profiles against transformers' generate"
@@ -81,12 +82,13 @@ def main(argv: Sequence[str]) -> int:
     arms = _stock_arms(args, profiles[0], ids, tokenizer.stop_ids)
     arms |= {name: _profile_arm(one, ids, args.max_tokens) for name, one in built.items()}
     repeats = _run(arms, args.repeats)
-    report = {"meta": _meta(argv, args, profiles, len(prompts)), "runs": summarise(repeats)}
+    rows = summarise(repeats)
+    report = {"meta": _meta(argv, args, profiles, len(prompts)), "runs": rows}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    speeds = {run["name"]: run["tokens_per_s"] for run in report["runs"]}
+    speeds = {run["name"]: run["tokens_per_s"] for run in rows}
     bar_chart(speeds, args.plot or args.json.with_suffix(".png"), unit="tokens/s")
-    print(table(report["runs"]))
+    print(table(rows))
     return 0
 
 
@@ -134,9 +136,7 @@ def _run(arms: dict[str, Arm], repeats: int) -> dict[str, list[Measured]]:
     return found
 
 
-def _stock_arms(
-    args: argparse.Namespace, profile: Profile, ids: list[Ids], stop_ids: frozenset[int]
-) -> dict[str, Arm]:
+def _stock_arms(args: argparse.Namespace, profile: Profile, ids: list[Ids], stop_ids: frozenset[int]) -> dict[str, Arm]:
     names = [name for name in args.stock.split(",") if name]
     for name in names:
         if name not in STOCK_ARMS:
@@ -161,7 +161,7 @@ def _stock_arms(
     return {name: arm(options[name]) for name in names}
 
 
-def _assistant(args: argparse.Namespace, profile: Profile) -> Any:
+def _assistant(args: argparse.Namespace, profile: Profile) -> Network:
     from serving.models.loading import load_network
 
     if not args.assistant or is_draft_lm(args.assistant):
@@ -209,7 +209,7 @@ def _identical(measured: list[Measured], other: list[Measured] | None) -> float 
     return round(sum(a == b for a, b in pairs) / len(pairs), 3)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: str | float | None) -> str:
     return "-" if value is None else str(value)
 
 
@@ -238,5 +238,3 @@ def _processor() -> str:
         best = next((name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags), "")
         return f"{len(lines)} x {lines[0].split(':', 1)[1].strip()} ({best})" if lines else platform.processor()
     return platform.processor()
-
-

@@ -70,7 +70,9 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
             for k in _numbers(args.drafts, "--drafts"):
                 for batch in _numbers(args.batches, "--batches"):
                     drafter = (
-                        SuffixDrafter(max_draft=k) if kind == "suffix" else ModelDrafter(model=args.drafter, max_draft=k)
+                        SuffixDrafter(max_draft=k)
+                        if kind == "suffix"
+                        else ModelDrafter(model=args.drafter, max_draft=k)
                     )
                     profile = Profile(
                         name=f"{placement}-{kind}-K{k}-batch{batch}",
@@ -130,5 +132,3 @@ def _numbers(text: str, flag: str) -> list[int]:
     if min(numbers) < 1:
         raise ConfigError(f"{flag}: must be at least 1, got {text!r}")
     return numbers
-
-

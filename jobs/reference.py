@@ -1,4 +1,4 @@
-"""What users have today, as the other side of every comparison: transformers' `generate`, greedy, on the same weights."""
+"""The other side of every comparison: transformers' `generate`, greedy, on the same weights."""
 
 from collections.abc import Sequence
 from typing import Any

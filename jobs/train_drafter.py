@@ -19,6 +19,7 @@ from serving.decode.offline import complete
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL, cache_root
 from serving.models.loading import LoadOptions, load_packed_lm
+from serving.models.packed import Network
 from serving.types import GenerationRequest, Limits
 from tuning.labels import SoftLabels, hard_labels, label
 from tuning.selfgen import Dialogue, SelfGeneration, generate, read_dialogues
@@ -39,19 +40,11 @@ log = logging.getLogger(__name__)
 def parser() -> argparse.ArgumentParser:
     """The flags of this job."""
     p = argparse.ArgumentParser(prog="python -m jobs train-drafter", description=__doc__)
-    p.add_argument(
-        "--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)"
-    )
+    p.add_argument("--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)")
     p.add_argument("--out", type=Path, required=True, help="folder to write the drafter to")
-    p.add_argument(
-        "--work", type=Path, help="data, labels and checkpoints, for resuming (default: in the cache)"
-    )
-    p.add_argument(
-        "--tokens", type=int, default=500_000, help="answer tokens to self-generate (default: %(default)s)"
-    )
-    p.add_argument(
-        "--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids to add"
-    )
+    p.add_argument("--work", type=Path, help="data, labels and checkpoints, for resuming (default: in the cache)")
+    p.add_argument("--tokens", type=int, default=500_000, help="answer tokens to self-generate (default: %(default)s)")
+    p.add_argument("--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids to add")
     p.add_argument(
         "--labels", choices=("soft", "hard"), default="soft",
         help="the target's distribution (one more pass over the text) or the next token alone (default: %(default)s)",
@@ -60,9 +53,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--vocab-size", type=int, default=12_288, help="size of the reduced vocabulary")
     p.add_argument("--epochs", type=int, default=4)
     p.add_argument("--learning-rate", type=float, default=1e-3)
-    p.add_argument(
-        "--held-out", type=int, default=64, help="dialogues kept back to measure on (default: %(default)s)"
-    )
+    p.add_argument("--held-out", type=int, default=64, help="dialogues kept back to measure on (default: %(default)s)")
     p.add_argument("--threads", type=int, help="CPU threads (default: all)")
     p.add_argument("--seed", type=int, default=0)
     return p
@@ -167,7 +158,7 @@ def _soft_labels(args: argparse.Namespace, dialogues: list[Dialogue], folder: Pa
 
 
 def _train(
-    student: Any,
+    student: Network,
     recipe: DrafterRecipe,
     target_ids: torch.Tensor,
     data: list[tuple[Dialogue, SoftLabels]],
@@ -196,9 +187,7 @@ def _layers(text: str, target: str) -> tuple[int, ...]:
 
     count = AutoConfig.from_pretrained(resolve_model(target).location).get_text_config().num_hidden_layers
     try:
-        layers = tuple(
-            int(part) % count if -count <= int(part) < count else count for part in text.split(",")
-        )
+        layers = tuple(int(part) % count if -count <= int(part) < count else count for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--layers: must be integers separated by commas, got {text!r}") from None
     if count in layers:

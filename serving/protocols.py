@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.session import Session
-from serving.types import Draft, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
+from serving.types import GREEDY, Draft, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ScoreRequest:
     session_id: str
     ids: Ids
     num_rows: int = 1
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
 
     @property
     def draft_ids(self) -> Ids:
@@ -40,7 +40,7 @@ class DraftRequest:
     prompt_len: int
     max_draft: int
     salt: str = ""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +134,3 @@ class Verifier(Protocol):
         ...
 
     def close(self, session_id: str) -> None: ...
-
-

@@ -68,7 +68,8 @@ class ScoreTable:
     @property
     def mismatch(self) -> npt.NDArray[np.bool_]:
         """bool[K]: decided by id, never by equal logits."""
-        return self.draft_ids != self.next_ids[:-1]
+        differs: npt.NDArray[np.bool_] = self.draft_ids != self.next_ids[:-1]
+        return differs
 
     @property
     def regret(self) -> npt.NDArray[np.float64]:
@@ -134,6 +135,9 @@ class Sampling:
         return self.temperature == 0.0
 
 
+GREEDY = Sampling()
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What ends a request: at most `max_tokens` new tokens, any stop id (kept in the ids), any stop string (cut)."""
@@ -150,7 +154,7 @@ class GenerationRequest:
     request_id: str
     prompt_ids: Ids
     limits: Limits
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     max_draft: int | None = None
     salt: str = ""
     resume_ids: Ids = field(default_factory=lambda: EMPTY_IDS)

@@ -76,7 +76,7 @@ def _records(path: Path) -> Iterable[tuple[int, Any]]:
                 raise ConfigError(f"--prompts {path}, line {number}: not JSON: {error.msg}") from None
 
 
-def _prompt(path: Path, number: int, record: Any) -> Prompt:
+def _prompt(path: Path, number: int, record: object) -> Prompt:
     try:
         return Prompt.model_validate(record)
     except ValidationError as error:

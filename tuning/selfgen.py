@@ -53,9 +53,7 @@ class SelfGeneration:
     temperature: float = 0.9
 
 
-def generate(
-    built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None]
-) -> Iterator[Path]:
+def generate(built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None]) -> Iterator[Path]:
     """Write parts into `folder` until `plan.num_tokens` are there; `on_tokens` hears of progress."""
     folder.mkdir(parents=True, exist_ok=True)
     total, part = 0, 0
@@ -106,9 +104,7 @@ def _part(built: Built, plan: SelfGeneration, part: int) -> list[Dialogue]:
         GenerationRequest(f"answer-{i}", prompt, Limits(plan.max_answer, stops)) for i, prompt in enumerate(questions)
     ]
     answers = _run(built, requests)
-    return [
-        Dialogue(prompt, as_ids(answers[f"answer-{i}"].output_ids)) for i, prompt in enumerate(questions)
-    ]
+    return [Dialogue(prompt, as_ids(answers[f"answer-{i}"].output_ids)) for i, prompt in enumerate(questions)]
 
 
 def _questions(built: Built, plan: SelfGeneration, stems: list[str], *, seeds: list[int]) -> list[Ids]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from serving.models.draft_lm import base_matrices
 from serving.models.loading import load_network
+from serving.models.packed import Network
 from serving.models.packed_lm import PackedLM
 from serving.types import Ids
 from tuning.labels import SoftLabels
@@ -75,7 +76,7 @@ def draft_vocabulary(dialogues: list[Dialogue], *, size: int, target_size: int) 
     return torch.from_numpy(np.sort(order))
 
 
-def new_student(recipe: DrafterRecipe, target_ids: Tensor) -> Any:
+def new_student(recipe: DrafterRecipe, target_ids: Tensor) -> Network:
     """The student before training: chosen target layers, frozen embedding, a frozen head of Vd rows."""
     network = load_network(recipe.base, torch.float32).cpu()
     chosen = [network.model.layers[index] for index in recipe.layers]
@@ -95,7 +96,7 @@ def new_student(recipe: DrafterRecipe, target_ids: Tensor) -> Any:
 
 
 def train(
-    student: Any,
+    student: Network,
     recipe: DrafterRecipe,
     target_ids: Tensor,
     data: list[tuple[Dialogue, SoftLabels]],
@@ -121,7 +122,7 @@ def train(
             group["lr"] = recipe.learning_rate * _schedule(step, len(batches), recipe.warm_up)
         loss, agreement = _loss(student, [data[i] for i in batch], inverse, recipe)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         if step % 50 == 49 or step == len(batches) - 1:
@@ -130,7 +131,7 @@ def train(
     student.eval()
 
 
-def export(student: Any, recipe: DrafterRecipe, target_ids: Tensor, folder: Path, *, card: dict[str, Any]) -> None:
+def export(student: Network, recipe: DrafterRecipe, target_ids: Tensor, folder: Path, *, card: dict[str, Any]) -> None:
     """Write the drafter as `serving.models.draft_lm` reads it, layers in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -147,7 +148,7 @@ def export(student: Any, recipe: DrafterRecipe, target_ids: Tensor, folder: Path
 
 
 def _loss(
-    student: Any, batch: list[tuple[Dialogue, SoftLabels]], inverse: Tensor, recipe: DrafterRecipe
+    student: Network, batch: list[tuple[Dialogue, SoftLabels]], inverse: Tensor, recipe: DrafterRecipe
 ) -> tuple[Tensor, float]:
     """Weighted soft cross-entropy of one padded batch, and top-1 agreement on the answers."""
     longest = max(min(len(d.ids), recipe.max_length) for d, _ in batch)
@@ -203,7 +204,7 @@ def _schedule(step: int, num_steps: int, warm_up: float) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - start) / max(1, num_steps - start)))
 
 
-def _save(student: Any, optimiser: torch.optim.Optimizer, path: Path, step: int) -> None:
+def _save(student: Network, optimiser: torch.optim.Optimizer, path: Path, step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     trained = {n: p for n, p in student.named_parameters() if p.requires_grad}
@@ -211,7 +212,7 @@ def _save(student: Any, optimiser: torch.optim.Optimizer, path: Path, step: int)
     partial.replace(path)
 
 
-def _restore(student: Any, optimiser: torch.optim.Optimizer, path: Path) -> int:
+def _restore(student: Network, optimiser: torch.optim.Optimizer, path: Path) -> int:
     if not path.is_file():
         return 0
     state = torch.load(path, weights_only=True)

@@ -19,9 +19,7 @@ class Settled:
 def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded: bool) -> Settled:
     """Clip and commit one verified proposal. Mutates the session; the ledger is charged for emitted tokens only."""
     session, draft = proposal.session, proposal.draft
-    clipped = clip(
-        verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push
-    )
+    clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
     session.commit(clipped.ids, verified.verdict, round_number=session.round)
     session.receipt = updated(session.receipt, num_drafted=len(draft), clipped=clipped, degraded=degraded)
     session.finish_reason = clipped.finish_reason

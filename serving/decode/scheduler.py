@@ -168,7 +168,9 @@ class Scheduler:
             run.is_prefilled = True
             done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
             self.stats.count_draft(
-                num_drafted=len(proposal.draft), num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids)
+                num_drafted=len(proposal.draft),
+                num_accepted=done.num_accepted,
+                num_emitted=len(done.chunk.ids),
             )
             settled.append((run, done))
             outcomes.append(Outcome(run.session.request_id, proposal.draft, done.num_accepted))

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-# A character is at most four bytes, hence at most four byte-level tokens; beyond that the bytes are just invalid.
-_MAX_UNDECIDED = 8
+# A character is at most four bytes, so at most three byte-level tokens wait for the rest of one.
+_MAX_UNDECIDED = 3
 _REPLACEMENT = "�"
 
 
@@ -46,16 +46,30 @@ class TextStream:
         return self._release(len(self._held))
 
     def _advance(self, *, final: bool) -> None:
+        """Move every token that ends on a whole character from the window to the held text."""
         if self._num_known == len(self._window):
             return
-        text = self._decode(self._window)
-        is_cut = text.endswith(_REPLACEMENT) and len(self._window) - self._num_known < _MAX_UNDECIDED
-        if is_cut and not final:
+        whole, text = self._whole(final=final)
+        if whole <= self._num_known:
             return
         self._held += text[len(self._known_text) :]
+        known = self._window[self._num_known : whole]
         self._window = self._window[self._num_known :]
-        self._num_known = len(self._window)
-        self._known_text = self._decode(self._window)
+        self._num_known = len(known)
+        self._known_text = self._decode(known)
+
+    def _whole(self, *, final: bool) -> tuple[int, str]:
+        """How many tokens of the window make whole characters, and their text; all of them if they never will."""
+        size = len(self._window)
+        text = everything = self._decode(self._window)
+        for undecided in range(_MAX_UNDECIDED + 1):
+            if final or not text.endswith(_REPLACEMENT):
+                return size - undecided, text
+            if size - undecided - 1 <= self._num_known:
+                break
+            text = self._decode(self._window[: size - undecided - 1])
+        is_waiting = size - self._num_known <= _MAX_UNDECIDED
+        return (0, "") if is_waiting else (size, everything)
 
     def _find_stop(self) -> bool:
         starts = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]

@@ -8,7 +8,6 @@ vocabulary in ascending order.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serving.errors import ModelError
+from serving.models.packed import Network
 from serving.models.source import resolve_model
 
 _CARD = "draft.json"
@@ -25,7 +25,7 @@ _CARD = "draft.json"
 class DraftModel:
     """A network whose head has Vd rows, and `id_map` i64[Vd] from its ids to the target's."""
 
-    network: Any
+    network: Network
     id_map: Tensor
 
 

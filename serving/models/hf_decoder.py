@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from serving.errors import ModelError
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.packed import PackedStep, Segment
+from serving.models.packed import Network, PackedStep, Segment
 
 ATTENTION = "drafthouse_packed"
 _EXACT_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -30,7 +30,12 @@ _contexts: dict[int, _Context] = {}
 
 
 def packed_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """query [1, Q, T, D], key and value [1, KV, T, D] -> [1, T, Q, D]; honours sliding_window and softcap."""
     context = _contexts[id(module.config)]
@@ -52,7 +57,13 @@ def packed_attention(
 
 
 def _attend(
-    query: Tensor, cached: tuple[Tensor, Tensor], segment: Segment, *, scale: float, window: int, softcap: float
+    query: Tensor,
+    cached: tuple[Tensor, Tensor],
+    segment: Segment,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> Tensor:
     """One segment: query [Q, n, D] over cached [stop, KV, D] -> [n, Q, D]."""
     keys, values = (part.transpose(0, 1).to(query.dtype) for part in cached)
@@ -88,7 +99,7 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 class HFDecoder:
     """Runs the model's own modules. `check_layers` has refused what cannot be rolled back by length."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Network) -> None:
         check_layers(model.config)
         model.set_attn_implementation(ATTENTION)
         self._model = model
@@ -107,14 +118,12 @@ class HFDecoder:
 
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
         self._context.step, self._context.store = step, store
-        output = self._model.get_decoder()(
-            input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False
-        )
+        output = self._model.get_decoder()(input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._model.lm_head(hidden[None])[0].float()
+        logits: Tensor = self._model.lm_head(hidden[None])[0].float()
         config = self._text_config
         scaling = getattr(config, "logits_scaling", None)  # Granite divides
         if scaling:
@@ -126,7 +135,7 @@ class HFDecoder:
         return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def check_layers(config: Any) -> None:
+def check_layers(config: Network) -> None:
     """Refuse, by name, layers whose state cannot be rolled back by length (recurrent, linear attention, ...)."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
@@ -137,15 +146,15 @@ def check_layers(config: Any) -> None:
         )
 
 
-def _shape(layer: Any, config: Any) -> KVShape:
+def _shape(layer: Network, config: Network) -> KVShape:
     """KV heads and head dimension of one layer, from its own projections (they differ by layer in some families)."""
-    attention = getattr(layer, "self_attn", None)
-    head_dim = getattr(attention, "head_dim", None)
-    if attention is None or head_dim is None or not hasattr(attention, "k_proj"):
-        if hasattr(attention, "qkv_proj"):  # Phi-3: one fused projection
-            return KVShape(config.num_key_value_heads, int(head_dim))
+    attention: Network = getattr(layer, "self_attn", None)
+    head_dim: int | None = getattr(attention, "head_dim", None)
+    if head_dim is None or not (hasattr(attention, "k_proj") or hasattr(attention, "qkv_proj")):
         raise ModelError(
             f"model type {config.model_type!r}: layer {type(layer).__name__} has no attention of a known form; "
             "supported are decoders whose layers carry `self_attn` with `k_proj` or `qkv_proj`"
         )
-    return KVShape(attention.k_proj.weight.shape[0] // head_dim, int(head_dim))
+    if not hasattr(attention, "k_proj"):  # Phi-3: one fused projection
+        return KVShape(config.num_key_value_heads, head_dim)
+    return KVShape(attention.k_proj.weight.shape[0] // head_dim, head_dim)

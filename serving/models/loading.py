@@ -16,7 +16,7 @@ from serving.models.kv_store import KVStore
 from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
 from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder, supports
-from serving.models.packed import Decoder
+from serving.models.packed import Decoder, Network
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.models.source import resolve_model
 
@@ -81,7 +81,7 @@ def context_limit(model: str) -> int:
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
-def load_network(model: str, dtype: torch.dtype) -> Any:
+def load_network(model: str, dtype: torch.dtype) -> Network:
     """The stock Hugging Face causal LM, in eval mode, on the GPU if there is one. Never runs remote code."""
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
@@ -101,7 +101,7 @@ def load_network(model: str, dtype: torch.dtype) -> Any:
     return network.to(device).eval().requires_grad_(False)
 
 
-def _decoder(network: Any, *, max_length: int) -> Decoder:
+def _decoder(network: Network, *, max_length: int) -> Decoder:
     kernels = load_native() if os.environ.get("DRAFTHOUSE_NATIVE", "1") != "0" else None
     if kernels is not None and supports(network, kernels):
         return NativeDecoder(network, kernels, max_length=max_length)

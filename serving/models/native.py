@@ -23,7 +23,16 @@ log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _HEADER = Path(__file__).with_name("native_pool.h")
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-pthread", "-shared", "-fPIC", "-std=c++20")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-pthread",
+    "-shared",
+    "-fPIC",
+    "-std=c++20",
+)
 _POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 

@@ -5,14 +5,13 @@ else runs through `hf_decoder`. T packed rows, H hidden, Q query heads, KV key h
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from serving.models.kv_store import KVShape, KVStore
 from serving.models.native import NativeKernels
-from serving.models.packed import PackedStep
+from serving.models.packed import Network, PackedStep
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -43,7 +42,7 @@ class _Geometry:
     scale: float
 
 
-def supports(model: Any, kernels: NativeKernels) -> bool:
+def supports(model: Network, kernels: NativeKernels) -> bool:
     """Whether `model` (a Hugging Face causal LM on the CPU) has exactly the shape these kernels compute."""
     config = model.config
     if config.model_type not in _FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
@@ -54,14 +53,14 @@ def supports(model: Any, kernels: NativeKernels) -> bool:
     return fits and rope in _STATIC_ROPE and model.get_input_embeddings().weight.device.type == "cpu"
 
 
-def _head_dim(config: Any) -> int:
+def _head_dim(config: Network) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 class NativeDecoder:
     """Weights of one model, fused, in their dtype; activations float32."""
 
-    def __init__(self, model: Any, kernels: NativeKernels, *, max_length: int) -> None:
+    def __init__(self, model: Network, kernels: NativeKernels, *, max_length: int) -> None:
         config = model.config
         self._kernels = kernels
         self._geometry = _Geometry(
@@ -92,7 +91,7 @@ class NativeDecoder:
 
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
         rows, g = step.num_tokens, self._geometry
-        hidden = self._embedding[step.ids].float()
+        hidden: Tensor = self._embedding[step.ids].float()
         normed = torch.empty_like(hidden)
         qkv = hidden.new_empty(rows, (g.num_queries + 2 * g.num_keys) * g.head_dim)
         attended = hidden.new_empty(rows, g.num_queries * g.head_dim)
@@ -121,7 +120,7 @@ class NativeDecoder:
         return self._kernels.linear(normed, self._head, None, hidden.new_empty(hidden.shape[0], self._head.shape[0]))
 
 
-def _fused(layer: Any) -> _Layer:
+def _fused(layer: Network) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = projections[0].bias is not None
@@ -140,13 +139,13 @@ def _fused(layer: Any) -> _Layer:
     )
 
 
-def _window(attention: Any) -> int:
+def _window(attention: Network) -> int:
     """Sliding window of one layer, 0 for none: the layer's own where it has one, else the whole model's (Mistral)."""
     whole_model = getattr(attention.config, "sliding_window", None)
     return int(getattr(attention, "sliding_window", whole_model) or 0)
 
 
-def _rope_tables(rotary: Any, max_length: int) -> tuple[Tensor, Tensor]:
+def _rope_tables(rotary: Network, max_length: int) -> tuple[Tensor, Tensor]:
     """cos and sin, float32 [max_length, D], from the model's own rotary embedding."""
     positions = torch.arange(max_length)[None]
     cos, sin = rotary(torch.zeros(1, dtype=torch.float32), positions)

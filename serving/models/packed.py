@@ -6,7 +6,7 @@ KV store; it attends to its own row's slots up to p. Nothing else separates sequ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from serving.models.kv_store import KVShape, KVStore, Row
 from serving.types import Ids
+
+# A stock Hugging Face network, its config or one of its modules: the library is untyped.
+Network: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,12 +112,11 @@ class PackedLM:
         if not requests:
             return []
         wanted = {request.session_id: request.num_rows for request in requests}
-        rows, at = [], 0
+        rows: list[int] = []
+        at = 0
         for segment in segments:
             at += segment.stop - segment.start
             count = wanted.get(segment.row.session_id or "", 0)
             rows.extend(range(at - count, at))
         logits = self._decoder.logits(hidden[rows])[:, : self._head.vocab_size]
-        return score_tables(
-            logits, requests, id_map=self._head.id_map, with_logsumexp=self._head.with_logsumexp
-        )
+        return score_tables(logits, requests, id_map=self._head.id_map, with_logsumexp=self._head.with_logsumexp)

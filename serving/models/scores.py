@@ -26,7 +26,11 @@ class _Columns:
 
 
 def score_tables(
-    logits: Tensor, requests: Sequence[ScoreRequest], *, id_map: Tensor | None = None, with_logsumexp: bool = False
+    logits: Tensor,
+    requests: Sequence[ScoreRequest],
+    *,
+    id_map: Tensor | None = None,
+    with_logsumexp: bool = False,
 ) -> list[ScoreTable]:
     """One table a request from float32 logits [R, V], R = the sum of num_rows, in order."""
     columns = _columns(logits, requests, id_map, with_logsumexp=with_logsumexp)

@@ -12,7 +12,6 @@ from serving.errors import ModelError, RequestError
 from serving.models.source import resolve_model
 from serving.types import Ids, as_ids
 
-
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +65,7 @@ class ChatTokenizer:
         """Text that spells out its special tokens, to ids; nothing is added."""
         return as_ids(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def decode_raw(self, ids: Sequence[int]) -> str:
+    def decode_raw(self, ids: Sequence[int] | Ids) -> str:
         """Ids to text with the special tokens spelled out."""
         text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         return text
@@ -78,9 +77,7 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text; special tokens leave no trace."""
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
 

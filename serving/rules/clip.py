@@ -15,9 +15,7 @@ class Clipped:
     finish_reason: FinishReason | None
 
 
-def clip(
-    verdict: Verdict, draft_ids: Ids, *, limits: Limits, room: int, ends_text: Callable[[int], bool]
-) -> Clipped:
+def clip(verdict: Verdict, draft_ids: Ids, *, limits: Limits, room: int, ends_text: Callable[[int], bool]) -> Clipped:
     """Walk the accepted tokens, then the target's own; end at the first stop, inclusive, else at `room` tokens.
 
     `ends_text(token)` is asked once for every emitted token, in order, and says whether a stop string is now

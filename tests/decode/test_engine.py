@@ -62,7 +62,8 @@ def test_a_request_streams_to_its_end(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "field"), [((), 5, "prompt"), ((1,), 0, "max_tokens"), ((1,) * 60, 69, "max_tokens")]
+    ("prompt", "max_tokens", "field"),
+    [((), 5, "prompt"), ((1,), 0, "max_tokens"), ((1,) * 60, 69, "max_tokens")],
 )
 def test_case_24_what_cannot_fit_is_refused_and_the_loop_survives(
     engine: Engine, prompt: tuple[int, ...], max_tokens: int, field: str

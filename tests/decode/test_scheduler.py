@@ -198,5 +198,3 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
     (done,) = complete(scheduler, [resumed])
     assert done.output_ids == expected[8:]
     assert done.text == spell(expected[8:])
-
-

@@ -65,7 +65,10 @@ def test_logits_equal_the_stock_model_in_ragged_chunks(family: str) -> None:
                 bounds = np.linspace(0, len(ids), 5).astype(int)
                 if bounds[chunk + 1] > bounds[chunk]:
                     segments.append(
-                        (index, Segment(store.row(str(index)), ids, int(bounds[chunk]), int(bounds[chunk + 1])))
+                        (
+                            index,
+                            Segment(store.row(str(index)), ids, int(bounds[chunk]), int(bounds[chunk + 1])),
+                        )
                     )
             step = pack([s for _, s in segments], capacity=CAPACITY, device=torch.device("cpu"))
             logits = decoder.logits(decoder.forward(step, store))

@@ -37,7 +37,8 @@ def test_case_23_padding_of_either_matrix_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "named"), [(["x", "z"], "id 1"), (["x"], "id 1"), (["x", "y", "w"], "id 2"), (["y", "x"], "id 0")]
+    ("theirs", "named"),
+    [(["x", "z"], "id 1"), (["x"], "id 1"), (["x", "y", "w"], "id 2"), (["y", "x"], "id 0")],
 )
 def test_case_23_another_tokenizer_is_refused_by_its_first_difference(theirs: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
@@ -49,9 +50,7 @@ def logits_with_padding(*, padding: int) -> Any:
     network = tiny_model("llama", vocab_size=VOCAB + padding, tie_word_embeddings=False)
     network.lm_head.weight[VOCAB:] *= 100.0
     decoder = HFDecoder(network)
-    lm = PackedLM(
-        decoder, KVStore(decoder.shapes, 1, 64, torch.float32), head=HeadOptions(VOCAB), prefill_chunk=64
-    )
+    lm = PackedLM(decoder, KVStore(decoder.shapes, 1, 64, torch.float32), head=HeadOptions(VOCAB), prefill_chunk=64)
     ids = np.arange(3, 40, dtype=np.int32)
     lm.open("a", ids)
     (table,) = lm.score([ScoreRequest("a", ids, num_rows=20)])

@@ -39,12 +39,13 @@ def test_table(
 
 @pytest.mark.parametrize(
     ("block", "ids", "reason"),
-    [([10, 11, STOP, 20, 21, 22], [10, 11, STOP], "stop"), ([10, 11, 12, 20, 21, 22, STOP], [10, 11, 12, 20, 21], "length")],
+    [
+        ([10, 11, STOP, 20, 21, 22], [10, 11, STOP], "stop"),
+        ([10, 11, 12, 20, 21, 22, STOP], [10, 11, 12, 20, 21], "length"),
+    ],
 )
 def test_case_02_a_stop_within_the_length_wins(block: list[int], ids: list[int], reason: str) -> None:
-    clipped = clip(
-        verdict(len(block)), as_ids(block), limits=Limits(5), room=5, ends_text=lambda token: token == STOP
-    )
+    clipped = clip(verdict(len(block)), as_ids(block), limits=Limits(5), room=5, ends_text=lambda token: token == STOP)
     assert clipped.ids.tolist() == ids
     assert clipped.finish_reason == reason
 
