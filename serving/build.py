@@ -9,10 +9,9 @@ from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
-from serving.errors import ConfigError
 from serving.memory.suffix import SuffixCache
 from serving.models.draft_lm import is_draft_lm
-from serving.models.loading import LoadOptions, context_limit, load_packed_lm
+from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed_lm import PackedLM
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
@@ -101,9 +100,8 @@ def warm_up(model: PackedLM, *, num_rows: int = 5) -> None:
 def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:
     if not is_draft_lm(config.model):
         check_same_vocabulary(target=tokenizer, drafter=ChatTokenizer.load(config.model))
-    limit = min(profile.engine.max_length, context_limit(config.model))
-    if limit < 2:
-        raise ConfigError(f"drafter.model: {config.model!r} has room for {limit} tokens only")
+    context = getattr(read_config(config.model).get_text_config(), "max_position_embeddings", None)
+    limit = min(profile.engine.max_length, context or profile.engine.max_length)
     model = load_packed_lm(
         config.model,
         LoadOptions(

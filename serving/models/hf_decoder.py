@@ -97,16 +97,15 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 class HFDecoder:
-    """Runs the model's own modules. `check_layers` has refused what cannot be rolled back by length."""
+    """Runs the model's own modules; `check_layers` must have passed its config."""
 
     def __init__(self, model: Network) -> None:
-        check_layers(model.config)
         model.set_attn_implementation(ATTENTION)
         self._model = model
         self._text_config = model.config.get_text_config()
         self._context = _Context()
         _contexts[id(self._text_config)] = self._context
-        self._shapes = [_shape(layer, self._text_config) for layer in model.get_decoder().layers]
+        self._shapes = layer_shapes(model)
 
     @property
     def shapes(self) -> list[KVShape]:
@@ -144,6 +143,11 @@ def check_layers(config: Network) -> None:
             f"model type {text.model_type!r} has layers of type {kind!r}, whose state cannot be rolled back by "
             "length after a rejected draft; models with full or sliding-window attention layers are supported"
         )
+
+
+def layer_shapes(model: Network) -> list[KVShape]:
+    """The KV cache's shape, layer by layer; `model` may be on the meta device. Raises ModelError."""
+    return [_shape(layer, model.config.get_text_config()) for layer in model.get_decoder().layers]
 
 
 def _shape(layer: Network, config: Network) -> KVShape:

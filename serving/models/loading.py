@@ -11,7 +11,7 @@ import torch
 
 from serving.errors import ConfigError, ModelError
 from serving.models.draft_lm import is_draft_lm, load_draft_model
-from serving.models.hf_decoder import HFDecoder, check_layers
+from serving.models.hf_decoder import HFDecoder, check_layers, layer_shapes
 from serving.models.kv_store import KVStore
 from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
 from serving.models.native import load_native
@@ -39,66 +39,88 @@ class LoadOptions:
     max_draft: int = 0
     with_logsumexp: bool = False
 
+    @property
+    def capacity(self) -> int:
+        """Slots of one KV row: the longest sequence, a draft behind it and one to spare."""
+        return self.max_length + self.max_draft + 1
+
 
 def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
-    """Load `model` and reserve its KV rows. Raises ModelError, ConfigError or MemoryPlanError, each one clear."""
-    draft = load_draft_model(model, _dtype(options.dtype)) if is_draft_lm(model) else None
-    network = draft.network if draft is not None else load_network(model, _dtype(options.dtype))
-    limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+    """Plan, load `model`, reserve its KV rows. Raises ModelError, ConfigError or MemoryPlanError, each one clear."""
+    config, dtype = read_config(model), _dtype(options.dtype)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and options.max_length > limit:
         raise ConfigError(
             f"engine.max_length: {options.max_length} exceeds the {limit} positions that {model!r} was made for"
         )
-    capacity = options.max_length + options.max_draft + 1
-    decoder = _decoder(network, max_length=capacity)
-    device = network.get_input_embeddings().weight.device
-    kv_bytes = KVStore.planned_bytes(
-        decoder.shapes, num_rows=options.num_rows, capacity=capacity, dtype=_dtype(options.dtype)
-    )
-    workspace = 4 * _WORKSPACE_ROWS * options.vocab_size
-    plan = MemoryPlan(
-        (PlannedItem(options.role, "KV rows", kv_bytes), PlannedItem(options.role, "workspace", workspace)),
-        available_bytes(device),
-    )
+    plan = plan_memory(config, options)
+    log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
-    log.info("%s %s: weights %.0f MiB; plan:\n%s", options.role, model, decoder.num_bytes / (1 << 20), plan)
-    store = KVStore(decoder.shapes, options.num_rows, capacity, _dtype(options.dtype), device)
+    draft = load_draft_model(model, dtype) if is_draft_lm(model) else None
+    network = draft.network if draft is not None else load_network(model, dtype)
+    decoder = _decoder(network, max_length=options.capacity)
+    store = KVStore(decoder.shapes, options.num_rows, options.capacity, dtype, _device())
     head = HeadOptions(
-        vocab_size=min(options.vocab_size, network.config.get_text_config().vocab_size),
+        vocab_size=min(options.vocab_size, network.lm_head.weight.shape[0]),
         id_map=None if draft is None else draft.id_map,
         with_logsumexp=options.with_logsumexp,
     )
     return PackedLM(decoder, store, head=head, prefill_chunk=options.prefill_chunk)
 
 
-def context_limit(model: str) -> int:
-    """Positions that `model` was made for, from its config alone; very large where it has no such limit."""
+def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
+    """What the model of `config` will take, from its shapes alone: nothing is loaded for it."""
+    from transformers import AutoModelForCausalLM
+
+    dtype = _dtype(options.dtype)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
+    kv_bytes = KVStore.planned_bytes(
+        layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype
+    )
+    items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * _WORKSPACE_ROWS * options.vocab_size}
+    planned = tuple(PlannedItem(options.role, purpose, size) for purpose, size in items.items())
+    return MemoryPlan(planned, available_bytes(_device()))
+
+
+def read_config(model: str) -> Network:
+    """The config of `model`, whose layers are all of kinds that can be rolled back. Raises ModelError."""
     from transformers import AutoConfig
 
     source = resolve_model(model)
     options = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
-    config = AutoConfig.from_pretrained(source.location, **options).get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    try:
+        config = AutoConfig.from_pretrained(source.location, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise _load_error(model, error) from None
+    check_layers(config)
+    return config
 
 
 def load_network(model: str, dtype: torch.dtype) -> Network:
     """The stock Hugging Face causal LM, in eval mode, on the GPU if there is one. Never runs remote code."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     source = resolve_model(model)
     options: dict[str, Any] = {}
     if source.gguf_file is not None:
         options = {"gguf_file": source.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
     try:
-        if source.gguf_file is None:
-            check_layers(AutoConfig.from_pretrained(source.location))
         with _quiet_transformers():
             network = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"model {model!r} could not be loaded: {reason}") from None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return network.to(device).eval().requires_grad_(False)
+        raise _load_error(model, error) from None
+    return network.to(_device()).eval().requires_grad_(False)
+
+
+def _load_error(model: str, error: Exception) -> ModelError:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return ModelError(f"model {model!r} could not be loaded: {reason}")
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _decoder(network: Network, *, max_length: int) -> Decoder:

@@ -1,0 +1,62 @@
+"""From a folder to a working model: plans that do not fit, limits, GGUF-free folders, both decoders."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from serving.errors import ConfigError, MemoryPlanError, ModelError
+from serving.models.loading import LoadOptions, load_packed_lm, plan_memory
+from serving.models.memory_plan import MemoryPlan, PlannedItem
+from serving.protocols import ScoreRequest
+from serving.types import as_ids
+from tests.models.tiny import VOCAB, tiny_model
+
+OPTIONS = LoadOptions(
+    role="target", dtype="float32", num_rows=2, max_length=100, prefill_chunk=64, vocab_size=VOCAB, max_draft=4
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").save_pretrained(path)
+    return str(path)
+
+
+def test_a_folder_loads_and_scores(folder: str) -> None:
+    lm = load_packed_lm(folder, OPTIONS)
+    ids = as_ids([5, 6, 7, 8])
+    lm.open("a", ids)
+    (table,) = lm.score([ScoreRequest("a", ids)])
+    expected = tiny_model("llama")(torch.tensor([[5, 6, 7, 8]])).logits[0, -1]
+    assert table is not None
+    assert table.next_ids[0] == expected.argmax()
+
+
+def test_the_plan_counts_weights_rows_and_workspace_without_loading() -> None:
+    network = tiny_model("llama")
+    plan = plan_memory(network.config, OPTIONS)
+    sizes = {item.purpose: item.num_bytes for item in plan.items}
+    assert sizes["weights"] == 4 * sum(p.numel() for p in network.parameters())
+    assert sizes["KV rows"] == 4 * 3 * 2 * 2 * 16 * 2 * (100 + 4 + 1)  # bytes, layers, k and v, heads, dim, rows, slots
+    assert plan.fits
+
+
+def test_case_27_what_does_not_fit_is_refused_with_the_table(folder: str) -> None:
+    with pytest.raises(MemoryPlanError, match=r"(?s)KV rows.*needed.*available"):
+        load_packed_lm(folder, replace(OPTIONS, num_rows=512, max_length=512, max_draft=100_000_000))
+    plan = MemoryPlan((PlannedItem("target", "weights", 95),), available=100)
+    assert not plan.fits  # a tenth is kept free
+
+
+def test_a_context_beyond_the_models_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="512 positions"):
+        load_packed_lm(folder, replace(OPTIONS, max_length=513))
+
+
+def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="could not be loaded") as caught:
+        load_packed_lm(str(tmp_path), OPTIONS)
+    assert "\n" not in str(caught.value)
