@@ -42,6 +42,7 @@ class DrafterRecipe:
     tokens_per_batch: int = 4096
     max_length: int = 512
     prompt_weight: float = 0.2
+    steps_per_checkpoint: int = 50
     seed: int = 0
 
 
@@ -125,7 +126,7 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
-        if step % 50 == 49 or step == len(batches) - 1:
+        if (step + 1) % recipe.steps_per_checkpoint == 0 or step == len(batches) - 1:
             _save(student, optimiser, checkpoint, step + 1)
         on_step(Progress(step + 1, len(batches), float(loss.detach()), agreement))
     student.eval()

@@ -42,7 +42,9 @@ def test_case_14_neighbours_of_every_acceptance_do_not_matter(
     for request in requests:
         assert outputs(built, [request])[request.request_id] == expected[request.request_id]
     mixed = [
-        replace(request, request_id=f"{request.request_id}-{k}", max_draft=k) for request in requests for k in (0, 3, 16)
+        replace(request, request_id=f"{request.request_id}-{k}", max_draft=k)
+        for request in requests
+        for k in (0, 3, 16)
     ]
     for name, ids in outputs(built, mixed).items():
         assert ids == expected[name.split("-")[0]]
