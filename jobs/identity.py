@@ -8,9 +8,12 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
+import yaml
 from tqdm import tqdm
 
 from jobs.options import add_prompt_options, prompts_from
@@ -21,10 +24,11 @@ from serving.decode.offline import complete
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.tokenizer import ChatTokenizer
-from serving.types import Chunk, GenerationRequest, Limits
+from serving.types import GenerationRequest, Limits
 
 SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K and batch sizes"
 DRAFTERS = ("suffix", "model")
+_PORT = 8765
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,12 +54,13 @@ def main(argv: Sequence[str]) -> int:
         for p in prompts_from(args)
     ]
     expected = _reference(args, requests, tokenizer.stop_ids)
-    rows = []
-    for profile in _profiles(args):
-        found = _colocated(profile, requests) if profile.placement == "colocated" else _separate(profile, requests)
-        differing = [name for name, ids in expected.items() if found.get(name) != ids]
-        rows.append({"profile": profile.name, "prompts": len(expected), "differing": differing})
-        print(f"{profile.name:<40} {len(expected) - len(differing)}/{len(expected)} identical", flush=True)
+    profiles, rows = _profiles(args), []
+    with _ray_if(any(profile.placement == "separate" for profile in profiles)):
+        for profile in profiles:
+            found = _colocated(profile, requests) if profile.placement == "colocated" else _separate(profile, requests)
+            differing = [name for name, ids in expected.items() if found.get(name) != ids]
+            rows.append({"profile": profile.name, "prompts": len(expected), "differing": differing})
+            print(f"{profile.name:<40} {len(expected) - len(differing)}/{len(expected)} identical", flush=True)
     failed = sum(bool(row["differing"]) for row in rows)
     if args.json:
         args.json.write_text(json.dumps({"command": " ".join(argv), "rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -89,17 +94,37 @@ def _colocated(profile: Profile, requests: list[GenerationRequest]) -> dict[str,
 
 
 def _separate(profile: Profile, requests: list[GenerationRequest]) -> dict[str, list[int]]:
-    from jobs.deploying import target_stream
+    """The same through Serve: a Target and a Drafter of their own on the Ray that is connected."""
+    from ray import serve
 
-    async def collect(generate: Callable[[GenerationRequest], AsyncIterator[Chunk]]) -> dict[str, list[int]]:
-        async def one(request: GenerationRequest) -> list[int]:
-            return [token async for chunk in generate(request) for token in chunk.ids]
+    from jobs.deploying import APP_NAME, args_for_this_ray, deployed, wait_until_up
+    from serving.deploy.target_client import TargetClient
 
-        outputs = await asyncio.gather(*(one(request) for request in requests))
-        return {request.request_id: ids for request, ids in zip(requests, outputs, strict=True)}
+    async def one(client: TargetClient, request: GenerationRequest) -> list[int]:
+        return [token async for chunk in client.generate(request) for token in chunk.ids]
 
-    with target_stream(profile) as generate:
-        return asyncio.run(collect(generate))
+    async def every(client: TargetClient) -> dict[str, list[int]]:
+        found = await asyncio.gather(*(one(client, request) for request in requests))
+        return {request.request_id: ids for request, ids in zip(requests, found, strict=True)}
+
+    with NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(profile.model_dump(), file)
+        file.flush()
+        with deployed(args_for_this_ray(file.name)):
+            wait_until_up(f"http://127.0.0.1:{_PORT}", say=lambda _: None, timeout_s=600)
+            return asyncio.run(every(TargetClient(serve.get_deployment_handle("Target", APP_NAME))))
+
+
+@contextmanager
+def _ray_if(needed: bool) -> Iterator[None]:
+    if not needed:
+        yield
+        return
+    from cluster.connect import connected, start_serve
+
+    with connected():
+        start_serve("127.0.0.1", _PORT)
+        yield
 
 
 def _reference(

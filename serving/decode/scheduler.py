@@ -193,8 +193,9 @@ class Scheduler:
         for token in request.resume_ids.tolist():
             text.push(token)
         text.take()  # already delivered by the replica that died
-        self._verifier.open(session)
+        # Known before any role is: should one fail to open, the request ends with an error and is not lost.
         self._running[request.request_id] = _Running(session, text, waiting.sink)
+        self._verifier.open(session)
 
     def _take_flights(self) -> tuple[list[_Running], dict[str, Draft]]:
         """The batch of this step: the oldest flight when groups take turns, else everyone, and their drafts."""

@@ -10,7 +10,7 @@ from serving.decode.engine import Engine
 from serving.decode.scheduler import SchedulerLimits
 from serving.errors import OverloadedError, RequestError
 from serving.protocols import ScoreRequest
-from serving.types import Chunk, ScoreTable
+from serving.types import Chunk, Ids, ScoreTable
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
 
 
@@ -19,6 +19,15 @@ class Fragile(ScriptedModel):
 
     is_broken = False
     pause_s = 0.0
+    refuses = False
+
+    def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
+        if self.refuses:
+            raise KeyError("no free row")
+        return super().open(session_id, ids, salt=salt)
+
+    def close(self, session_id: str) -> None:
+        self.open_sessions.pop(session_id, None)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
         time.sleep(self.pause_s)
@@ -85,6 +94,14 @@ def test_a_failing_pass_ends_its_requests_and_nothing_else(engine: Engine, model
     model.is_broken = False
     assert run(engine)[-1].finish_reason == "length"
     assert model.open_sessions == {}
+
+
+def test_a_request_that_no_row_can_be_opened_for_ends_with_an_error(engine: Engine, model: Fragile) -> None:
+    model.refuses = True
+    (last,) = run(engine)
+    assert last.finish_reason == "error"
+    model.refuses = False
+    assert run(engine)[-1].finish_reason == "length"
 
 
 def test_case_35_a_full_queue_refuses_at_once(engine: Engine, model: Fragile) -> None:
