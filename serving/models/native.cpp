@@ -29,6 +29,7 @@ typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
 typedef uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef float Quad __attribute__((vector_size(16)));
 
 struct bf16 {
   uint16_t bits;
@@ -91,7 +92,6 @@ inline Vec splat(float v) { return v - Vec{}; }
 inline float sum(Vec v) {
   float lanes[kLanes];
   store(lanes, v);
-  typedef float Quad __attribute__((vector_size(16)));
   Quad total = {};
   for (int i = 0; i < kLanes; i += 4) {
     Quad quad;
@@ -99,6 +99,23 @@ inline float sum(Vec v) {
     total += quad;
   }
   return (total[0] + total[2]) + (total[1] + total[3]);
+}
+
+// The sums of four vectors at once; each in one fixed order.
+inline Quad sum4(Vec a, Vec b, Vec c, Vec d) {
+#if defined(__AVX512F__)
+  const auto halve = [](Vec v) {
+    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+  };
+  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(halve(a), halve(b)), _mm256_hadd_ps(halve(c), halve(d)));
+#elif defined(__AVX__)
+  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a, (__m256)b), _mm256_hadd_ps((__m256)c, (__m256)d));
+#endif
+#if defined(__AVX__)
+  return (Quad)_mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+#else
+  return Quad{sum(a), sum(b), sum(c), sum(d)};
+#endif
 }
 
 // exp by range reduction and a degree-6 polynomial: relative error < 3e-7 on [-87, 87], 0 below.
@@ -223,18 +240,32 @@ void attend_head(const float* q, const C* keys, const C* values, float* out, flo
                  float scale, float softcap) {
   constexpr int kVectors = (Dim ? Dim : 256) / kLanes;
   const int64_t D = Dim ? Dim : heads.dim, stride = heads.num_keys * D, vectors = D / kLanes;
-  float peak = -INFINITY;
-  for (int64_t j = 0; j < count; ++j) {
-    const C* k = keys + j * stride;
-    Vec acc = {};
-    for (int64_t d = 0; d < vectors; ++d) acc = fused(load(q + d * kLanes), load(k + d * kLanes), acc);
-    float score = sum(acc) * scale;
-    if (softcap > 0.f) score = softcap * std::tanh(score / softcap);
-    scores[j] = score;
-    peak = score > peak ? score : peak;
+  const auto key = [&](int64_t j) { return keys + (j < count ? j : count - 1) * stride; };
+  for (int64_t j = 0; j < count; j += 4) {
+    const C *k0 = key(j), *k1 = key(j + 1), *k2 = key(j + 2), *k3 = key(j + 3);
+    Vec a = {}, b = {}, c = {}, e = {};
+    for (int64_t d = 0; d < vectors * kLanes; d += kLanes) {
+      Vec query = load(q + d);
+      pin(query);
+      a = fused(query, load(k0 + d), a);
+      b = fused(query, load(k1 + d), b);
+      c = fused(query, load(k2 + d), c);
+      e = fused(query, load(k3 + d), e);
+    }
+    const Quad four = sum4(a, b, c, e) * scale;
+    std::memcpy(scores + j, &four, sizeof four);
   }
+  if (softcap > 0.f)
+    for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   for (int64_t j = count; j < padded; ++j) scores[j] = -INFINITY;
+  Vec peaks = splat(-INFINITY);
+  for (int64_t j = 0; j < padded; j += kLanes) {
+    const Vec value = load(scores + j);
+    peaks = value > peaks ? value : peaks;
+  }
+  float peak = -INFINITY;
+  for (int i = 0; i < kLanes; ++i) peak = peaks[i] > peak ? peaks[i] : peak;
   Vec totals = {};
   for (int64_t j = 0; j < padded; j += kLanes) {
     const Vec value = load(scores + j);
@@ -245,6 +276,7 @@ void attend_head(const float* q, const C* keys, const C* values, float* out, flo
   Vec acc[kVectors] = {};
   for (int64_t j = 0; j < count; ++j) {
     const C* v = values + j * stride;
+#pragma GCC unroll 16
     for (int64_t d = 0; d < vectors; ++d) acc[d] = fused(splat(scores[j]), load(v + d * kLanes), acc[d]);
   }
   const float inverse = 1.f / sum(totals);
