@@ -1,0 +1,105 @@
+"""The Target: one engine behind one streaming call. Ray enters with the drafter's handle only."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from ray.serve.handle import DeploymentHandle
+
+from serving.config import Profile
+from serving.decode.engine import Health
+from serving.decode.scheduler import Sink
+from serving.deploy.drafter_lease import DrafterLease
+from serving.deploy.status import TargetStatus
+from serving.types import Chunk, GenerationRequest
+
+log = logging.getLogger("ray.serve")
+
+
+class Generator(Protocol):
+    """The part of `decode.engine.Engine` that a replica uses."""
+
+    @property
+    def health(self) -> Health: ...
+
+    @property
+    def stats(self) -> dict[str, float | list[int]]: ...
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+async def stream(engine: Generator, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+    """The chunks of one request, from the engine's thread to this event loop.
+
+    RequestError and OverloadedError are raised before the first chunk. Closing or cancelling this iterator
+    frees the request's state in every role.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Chunk] = asyncio.Queue()
+    engine.submit(request, lambda chunk: _deliver(loop, queue, chunk))
+    num_tokens, reason = 0, "abandoned"
+    try:
+        while reason == "abandoned":
+            chunk = await queue.get()
+            num_tokens += len(chunk.ids)
+            reason = chunk.finish_reason or reason
+            yield chunk
+    finally:
+        if reason == "abandoned":
+            engine.cancel(request.request_id)
+        log.info("request %s: %s after %d tokens", request.request_id, reason, num_tokens)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Chunk], chunk: Chunk) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(queue.put_nowait, chunk)
+
+
+class StalledError(Exception):
+    """No round has been completed for too long although requests are in work."""
+
+
+class TargetReplica:
+    """Owns the engine of one profile: built, warmed up and running when the constructor returns."""
+
+    def __init__(
+        self, profile: Profile, drafter: DeploymentHandle[Any] | None = None, *, stall_limit_s: float = 30.0
+    ) -> None:
+        from serving.build import build  # torch: not for the processes that only wire deployments
+
+        self._stall_limit_s = stall_limit_s
+        self._lease = None if drafter is None else DrafterLease(profile, drafter)
+        built = build(profile, drafter=None if self._lease is None else self._lease.drafter)
+        self._engine = built.engine()
+        self._engine.start()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one request; see `stream`."""
+        log.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_ids))
+        async for chunk in stream(self._engine, request):
+            yield chunk
+
+    async def status(self) -> TargetStatus:
+        health = self._engine.health
+        return TargetStatus(
+            ready=health.stalled_s < self._stall_limit_s,
+            degraded=health.degraded,
+            running=health.num_running,
+            waiting=health.num_waiting,
+            stats=self._engine.stats,
+        )
+
+    async def check_health(self) -> None:
+        """Judged by the last completed round: a busy engine is healthy, a stuck one is not."""
+        stalled_s = self._engine.health.stalled_s
+        if stalled_s > self._stall_limit_s:
+            raise StalledError(f"no round was completed for {stalled_s:.0f} s")
+
+    def __del__(self) -> None:
+        """Serve calls this when the last request is through."""
+        lease = getattr(self, "_lease", None)  # absent where the constructor raised
+        if lease is not None:
+            lease.stop()
