@@ -1,0 +1,130 @@
+"""One Ray, one application a module: a tiny random Llama that drafts for itself, with a real tokenizer."""
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROFILE = {
+    "rule": {"kind": "strict"},
+    "engine": {"max_sessions": 8, "max_length": 2048, "max_queued": 256, "draft_timeout_s": 1.0},
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> str:
+    """The folder of a Llama that is built in a second and answers in a millisecond a token."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from serving.models.embedded import ensure_embedded_model
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = AutoTokenizer.from_pretrained(ensure_embedded_model())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
+        initializer_range=0.3, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def profile_file(tiny_model, tmp_path_factory):
+    """Writes a profile over the tiny model and returns its path."""
+
+    def write(name: str, drafter: dict[str, object], **fields: object) -> str:
+        path = Path(tmp_path_factory.mktemp("profile")) / f"{name}.yaml"
+        target = {"model": tiny_model, "dtype": "float32"}
+        path.write_text(yaml.safe_dump(PROFILE | {"name": name, "target": target, "drafter": drafter} | fields))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def model_profile(profile_file, tiny_model) -> str:
+    return profile_file("tiny", {"kind": "model", "model": tiny_model, "max_draft": 4})
+
+
+@pytest.fixture(scope="session")
+def run_id() -> str:
+    """In the environment of every process of this test run's Ray, so that no other one is ever touched."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="module")
+def local_ray(run_id) -> Iterator[int]:
+    """A Ray with two CPUs and Serve's HTTP proxy on the port that is returned."""
+    from ray import serve
+
+    from cluster.connect import connected, start_serve
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "disabled")
+        environment.setenv("DRAFTHOUSE_TEST_RUN", run_id)
+        environment.delenv("RAY_ADDRESS", raising=False)
+        port = free_port()
+        with connected(num_cpus=2):
+            start_serve("127.0.0.1", port)
+            yield port
+            serve.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Processes:
+    """The processes of this run's Ray, by the title that Ray gives them."""
+
+    def __init__(self, run_id: str) -> None:
+        self._mark = f"DRAFTHOUSE_TEST_RUN={run_id}".encode()
+
+    def pids(self, title: str) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if (
+                    entry.name.isdigit()
+                    and self._is_ours(entry)
+                    and (entry / "cmdline").read_bytes().startswith(title.encode())
+                ):
+                    found.append(int(entry.name))
+            except OSError:  # it has just ended
+                continue
+        return found
+
+    def signal(self, title: str, number: signal.Signals) -> int:
+        (pid,) = self.pids(title)
+        os.kill(pid, number)
+        return pid
+
+    def _is_ours(self, entry: Path) -> bool:
+        return self._mark in (entry / "environ").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def processes(run_id) -> Processes:
+    return Processes(run_id)
+
+
+def wait_for(condition, *, timeout_s: float = 60.0, what: str = "condition"):
+    """The first true value of `condition()`."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"{what} not within {timeout_s} s")
