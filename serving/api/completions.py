@@ -20,9 +20,7 @@ async def prompt_of(body: TextBody, tokenizer: Tokenizer) -> Prompt:
     for index, token in enumerate(prompt):
         if not 0 <= token < tokenizer.vocab_size:
             last = tokenizer.vocab_size - 1
-            raise RequestError(
-                f"prompt.{index}", f"is not a token id of this model; they go from 0 to {last}"
-            )
+            raise RequestError(f"prompt.{index}", f"is not a token id of this model; they go from 0 to {last}")
     return Prompt(as_ids(prompt), "prompt")
 
 

@@ -74,9 +74,7 @@ class ApiKeys:
     def _is_allowed(self, scope: Scope) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         given = _digest(bearer_token(Headers(scope=scope)))
-        matches = [
-            hmac.compare_digest(given, digest) for digest in self._digests
-        ]  # all of them: constant time
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them: constant time
         return path in OPEN_PATHS or any(matches)
 
 

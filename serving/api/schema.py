@@ -98,9 +98,7 @@ class CompletionBody(_Body):
     @classmethod
     def _greedy(cls, value: float | None) -> float | None:
         if value:
-            raise refused(
-                f"sampling is not supported yet; use 0 or leave it out (got {value:g})", code="unsupported"
-            )
+            raise refused(f"sampling is not supported yet; use 0 or leave it out (got {value:g})", code="unsupported")
         return value
 
     @field_validator("stream_options")
@@ -218,9 +216,7 @@ def _one_prompt(value: object) -> object:
     if not isinstance(value, list):
         raise refused("must be a string or a list of token ids")
     if value and all(isinstance(item, str | list) for item in value):
-        raise refused(
-            f"holds {len(value)} prompts, but one request has one prompt; send {len(value)} requests"
-        )
+        raise refused(f"holds {len(value)} prompts, but one request has one prompt; send {len(value)} requests")
     if any(isinstance(item, bool) or not isinstance(item, int) for item in value):
         raise refused("must be a string or a list of token ids, which are whole numbers")
     return tuple(value)
@@ -229,9 +225,7 @@ def _one_prompt(value: object) -> object:
 class TextBody(CompletionBody):
     """The body of /v1/completions."""
 
-    prompt: Annotated[
-        str | tuple[int, ...], PlainValidator(_one_prompt, json_schema_input_type=str | list[int])
-    ]
+    prompt: Annotated[str | tuple[int, ...], PlainValidator(_one_prompt, json_schema_input_type=str | list[int])]
 
     best_of: Annotated[None, only(1)] = None
     echo: Annotated[None, only(False)] = None

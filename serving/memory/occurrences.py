@@ -69,9 +69,7 @@ class Candidate:
 NO_CANDIDATE = Candidate(0, [], [], 0.0)
 
 
-def best_candidate(
-    tokens: Ids, levels: Iterable[Level], *, limits: PathLimits, floor_score: float
-) -> Candidate:
+def best_candidate(tokens: Ids, levels: Iterable[Level], *, limits: PathLimits, floor_score: float) -> Candidate:
     """Best path over `levels`, which come longest match first; candidates below `floor_score` may be missed.
 
     A path of L tokens scores at most L, and L falls with the match length: once it cannot beat the best, no

@@ -175,9 +175,7 @@ class TenantMemory:
             found[index] = segment.keys.searchsorted(bounds)
         sizes = (found[:, :, 1] - found[:, :, 0]).sum(axis=0)
         positions = self._collect(found, known, EXAMINED * max_occurrences)
-        yield from deep_levels(
-            self.tokens, positions, context=context, known=known, max_occurrences=max_occurrences
-        )
+        yield from deep_levels(self.tokens, positions, context=context, known=known, max_occurrences=max_occurrences)
         for match_length in range(known - 1, 0, -1):
             if sizes[match_length - 1] > sizes[match_length]:
                 yield Level(match_length, partial(self._collect, found, match_length, max_occurrences))

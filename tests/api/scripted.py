@@ -35,9 +35,7 @@ class CharTokenizer:
 
 def chunk(text: str, *ids: int, rounds: int = 1, **fields) -> Chunk:
     """One round's chunk, with a receipt in which each of `rounds` drafted 2 tokens, and 1 was accepted."""
-    receipt = Receipt(
-        rounds=rounds, drafted=2 * rounds, accepted=rounds, emitted=2 * rounds, target_passes=rounds
-    )
+    receipt = Receipt(rounds=rounds, drafted=2 * rounds, accepted=rounds, emitted=2 * rounds, target_passes=rounds)
     return Chunk("", ids, text, receipt, **fields)
 
 
@@ -68,9 +66,7 @@ class ScriptedBackend:
                     await asyncio.Event().wait()
                 yield replace(step, request_id=request.request_id)
         finally:
-            await asyncio.sleep(
-                0.01
-            )  # freeing takes a call: the gateway must wait for it, even when cancelled
+            await asyncio.sleep(0.01)  # freeing takes a call: the gateway must wait for it, even when cancelled
             self.num_open -= 1
 
     async def status(self) -> TargetStatus:

@@ -13,12 +13,8 @@ from tests.api.scripted import HELLO, MODEL, ScriptedBackend, chat_body, http_cl
 KEYS = frozenset({"key-one", "schlüssel-zwei"})
 
 
-@pytest.mark.parametrize(
-    "header", [None, "", "Bearer", "Bearer wrong", "Basic key-one", "key-one", "Bearer key-on"]
-)
-@pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/chat/completions", "/openapi.json", "/nowhere", "/health/x"]
-)
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic key-one", "key-one", "Bearer key-on"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/openapi.json", "/nowhere", "/health/x"])
 async def test_without_a_right_key_every_path_but_the_probes_is_401(header, path):
     async with http_client(ScriptedBackend(), api_keys=KEYS) as client:
         response = await client.get(path, headers={} if header is None else {"authorization": header})

@@ -90,9 +90,7 @@ async def test_include_usage_adds_one_last_chunk_without_choices():
 
 
 async def test_no_usage_on_the_wire_unless_asked_for():
-    assert all(
-        "usage" not in event.model_fields_set for event in await streamed(openai_client(ScriptedBackend()))
-    )
+    assert all("usage" not in event.model_fields_set for event in await streamed(openai_client(ScriptedBackend())))
 
 
 async def test_a_message_can_be_sent_back_as_it_was_received():

@@ -14,9 +14,7 @@ class Connection:
 
     def __init__(self, body: dict[str, object]) -> None:
         self._incoming = asyncio.Queue()
-        self._incoming.put_nowait(
-            {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-        )
+        self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
         self.sent: list[dict[str, object]] = []
         self.begun = asyncio.Event()
         self.send_blocks = False

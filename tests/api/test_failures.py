@@ -45,9 +45,7 @@ AT_ONCE = [failure for failure in FAILURES if getattr(failure[0], "text", "") !=
     ("stream", "step", "status", "kind", "code"),
     [(False, *failure) for failure in FAILURES] + [(True, *failure) for failure in AT_ONCE],
 )
-async def test_a_failure_before_the_answer_is_a_status_case_35(
-    route, stream, step, status, kind, code, caplog
-):
+async def test_a_failure_before_the_answer_is_a_status_case_35(route, stream, step, status, kind, code, caplog):
     backend = ScriptedBackend([step])
     body = chat_body if route.startswith("chat") else text_body
     async with http_client(backend) as client:

@@ -51,7 +51,5 @@ async def test_an_unknown_model_is_a_404(path):
 async def test_the_api_describes_itself():
     async with http_client(ScriptedBackend()) as client:
         schema = (await client.get("/openapi.json")).json()
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready"} <= set(
-        schema["paths"]
-    )
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready"} <= set(schema["paths"])
     assert "speculation" in schema["components"]["schemas"]["ChatBody"]["properties"]

@@ -69,9 +69,7 @@ def expected_path(
             return
         yield best, float(probability)
         found = [
-            (sequence, end)
-            for sequence, end in found
-            if end + step < len(sequence) and sequence[end + step] == best
+            (sequence, end) for sequence, end in found if end + step < len(sequence) and sequence[end + step] == best
         ]
 
 
