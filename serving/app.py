@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from serving.api.gateway import create_app
 from serving.config import NoDrafter, Profile, load_profile
 from serving.deploy.drafter import DrafterReplica, WorkerResources
+from serving.deploy.logs import join_serve_log
 from serving.deploy.options import Scaling, drafter_deployment, gateway_deployment, target_deployment
 from serving.deploy.target import TargetReplica
 from serving.deploy.target_client import TargetClient
@@ -69,6 +70,7 @@ class Gateway:
     """The HTTP API of one profile, in front of its Targets. Needs the tokenizer, never the model."""
 
     def __init__(self, profile: Profile, target: DeploymentHandle[Any], keys: frozenset[str]) -> None:
+        join_serve_log()
         self._keys = keys
         self._backend = GatewayBackend(profile, target)
 

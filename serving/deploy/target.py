@@ -11,6 +11,7 @@ from serving.config import Profile
 from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
 from serving.deploy.drafter_lease import DrafterLease
+from serving.deploy.logs import join_serve_log
 from serving.deploy.status import TargetStatus
 from serving.types import Chunk, GenerationRequest
 
@@ -68,6 +69,7 @@ class TargetReplica:
     def __init__(
         self, profile: Profile, drafter: DeploymentHandle[Any] | None = None, *, stall_limit_s: float = 30.0
     ) -> None:
+        join_serve_log()
         from serving.build import build  # torch: not for the processes that only wire deployments
 
         self._stall_limit_s = stall_limit_s
