@@ -15,7 +15,7 @@ from serving.models.native_decoder import NativeDecoder, supports
 from serving.models.packed import Segment, pack
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.protocols import ScoreRequest
-from serving.types import Ids
+from serving.types import Ids, Sampling
 from tests.models.tiny import FAMILIES, VOCAB, tiny_model
 
 CAPACITY = 160
@@ -170,3 +170,22 @@ def test_case_13_layers_that_cannot_be_rolled_back_are_refused_by_name() -> None
     config = Qwen3NextConfig(num_hidden_layers=4)
     with pytest.raises(ModelError, match="linear_attention"):
         check_layers(config)
+
+
+def test_a_sampled_token_depends_on_seed_and_position_alone() -> None:
+    ids = random_ids(30, 8)
+    sampling = Sampling(temperature=0.8, seed=5)
+    for decoder in decoders("llama"):
+        lm = make_lm(decoder)
+        lm.open("a", ids)
+        lm.open("greedy", ids)
+        (block,) = lm.score([ScoreRequest("a", ids, num_rows=10, sampling=sampling)])
+        assert block is not None
+        singles = []
+        for stop in range(21, 31):
+            requests = [ScoreRequest("greedy", ids[:stop]), ScoreRequest("a", ids[:stop], sampling=sampling)]
+            table = lm.score(requests)[1]
+            assert table is not None
+            singles.append(int(table.next_ids[0]))
+        assert block.next_ids.tolist() == singles
+        assert block.next_ids.tolist() != block.top_ids.tolist()
