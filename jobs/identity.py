@@ -8,10 +8,12 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import TypeAlias
 
 import yaml
 from tqdm import tqdm
@@ -27,8 +29,9 @@ from serving.models.tokenizer import ChatTokenizer
 from serving.types import GenerationRequest, Limits
 
 SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K and batch sizes"
-DRAFTERS = ("suffix", "model")
 _PORT = 8765
+
+Run: TypeAlias = Callable[[list[GenerationRequest]], dict[str, list[int]]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,10 +60,13 @@ def main(argv: Sequence[str]) -> int:
     profiles, rows = _profiles(args), []
     with _ray_if(any(profile.placement == "separate" for profile in profiles)):
         for profile in profiles:
-            found = _colocated(profile, requests) if profile.placement == "colocated" else _separate(profile, requests)
-            differing = [name for name, ids in expected.items() if found.get(name) != ids]
-            rows.append({"profile": profile.name, "prompts": len(expected), "differing": differing})
-            print(f"{profile.name:<40} {len(expected) - len(differing)}/{len(expected)} identical", flush=True)
+            with _colocated(profile) if profile.placement == "colocated" else _separate(profile) as run:
+                for k in _numbers(args.drafts, "--drafts"):
+                    found = _outputs(run, requests, k)
+                    differing = [name for name, ids in expected.items() if found[name] != ids]
+                    rows.append({"profile": profile.name, "K": k, "prompts": len(expected), "differing": differing})
+                    same = len(expected) - len(differing)
+                    print(f"{profile.name:<28} K={k:<3} {same}/{len(expected)} identical", flush=True)
     failed = sum(bool(row["differing"]) for row in rows)
     if args.json:
         args.json.write_text(json.dumps({"command": " ".join(argv), "rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -69,32 +75,43 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _profiles(args: argparse.Namespace) -> list[Profile]:
-    profiles = []
-    for placement in _names(args.placements, ("colocated", "separate"), "--placements"):
-        for kind in _names(args.drafters, DRAFTERS, "--drafters"):
-            for k in _numbers(args.drafts, "--drafts"):
-                for batch in _numbers(args.batches, "--batches"):
-                    drafter = (
-                        SuffixDrafter(max_draft=k)
-                        if kind == "suffix"
-                        else ModelDrafter(model=args.drafter, max_draft=k)
-                    )
-                    profile = Profile(
-                        name=f"{placement}-{kind}-K{k}-batch{batch}",
-                        target=ModelConfig(model=args.target, dtype="float32"),
-                        drafter=drafter,
-                        engine=EngineConfig(max_sessions=batch, max_length=4096),
-                    )
-                    profiles.append(profile.model_copy(update={"placement": placement}))
-    return profiles
+    """One a placement, drafter and batch size, with the largest K; smaller ones are asked for request by request."""
+    largest = max(_numbers(args.drafts, "--drafts"))
+    drafters = {
+        "suffix": SuffixDrafter(max_draft=largest),
+        "model": ModelDrafter(model=args.drafter, max_draft=largest),
+    }
+    return [
+        Profile(
+            name=f"{placement}-{kind}-batch{batch}",
+            target=ModelConfig(model=args.target, dtype="float32"),
+            drafter=drafters[kind],
+            engine=EngineConfig(max_sessions=batch, max_length=4096),
+            placement="separate" if placement == "separate" else "colocated",
+        )
+        for placement in _names(args.placements, ("colocated", "separate"), "--placements")
+        for kind in _names(args.drafters, tuple(drafters), "--drafters")
+        for batch in _numbers(args.batches, "--batches")
+    ]
 
 
-def _colocated(profile: Profile, requests: list[GenerationRequest]) -> dict[str, list[int]]:
-    return {done.request_id: done.output_ids for done in complete(build(profile).scheduler, requests)}
+def _outputs(run: Run, requests: list[GenerationRequest], k: int) -> dict[str, list[int]]:
+    """Ids by prompt. Each K has a salt of its own, so that none drafts from, or continues, what another one left."""
+    renamed = [replace(r, request_id=f"{r.request_id}#{k}", max_draft=k, salt=f"K{k}") for r in requests]
+    found = run(renamed)
+    return {request.request_id: found[f"{request.request_id}#{k}"] for request in requests}
 
 
-def _separate(profile: Profile, requests: list[GenerationRequest]) -> dict[str, list[int]]:
-    """The same through Serve: a Target and a Drafter of their own on the Ray that is connected."""
+@contextmanager
+def _colocated(profile: Profile) -> Iterator[Run]:
+    """In this process."""
+    built = build(profile)
+    yield lambda requests: {done.request_id: done.output_ids for done in complete(built.scheduler, requests)}
+
+
+@contextmanager
+def _separate(profile: Profile) -> Iterator[Run]:
+    """Through Serve: a Target and a Drafter of their own on the Ray that is connected."""
     from ray import serve
 
     from jobs.deploying import APP_NAME, args_for_this_ray, deployed, wait_until_up
@@ -103,7 +120,7 @@ def _separate(profile: Profile, requests: list[GenerationRequest]) -> dict[str, 
     async def one(client: TargetClient, request: GenerationRequest) -> list[int]:
         return [token async for chunk in client.generate(request) for token in chunk.ids]
 
-    async def every(client: TargetClient) -> dict[str, list[int]]:
+    async def every(client: TargetClient, requests: list[GenerationRequest]) -> dict[str, list[int]]:
         found = await asyncio.gather(*(one(client, request) for request in requests))
         return {request.request_id: ids for request, ids in zip(requests, found, strict=True)}
 
@@ -112,7 +129,8 @@ def _separate(profile: Profile, requests: list[GenerationRequest]) -> dict[str, 
         file.flush()
         with deployed(args_for_this_ray(file.name)):
             wait_until_up(f"http://127.0.0.1:{_PORT}", say=lambda _: None, timeout_s=600)
-            return asyncio.run(every(TargetClient(serve.get_deployment_handle("Target", APP_NAME))))
+            client = TargetClient(serve.get_deployment_handle("Target", APP_NAME))
+            yield lambda requests: asyncio.run(every(client, requests))
 
 
 @contextmanager
