@@ -12,6 +12,7 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED := 0
 
 PROFILE ?= suffix
+PORT ?= 8000
 PIP_ARGS ?=
 CODE := $(wildcard serving tuning jobs cluster)
 
@@ -45,8 +46,8 @@ model: venv  ## get the embedded model into the cache (DRAFTHOUSE_CACHE, default
 demo: venv model  ## local Ray, the Serve application, one streamed answer; ONCE=1 ends after it
 	@"$(BIN)/python" -m jobs demo $(if $(ONCE),--once)
 
-serve: venv  ## serve a profile by name or file: make serve PROFILE=strict
-	@"$(BIN)/python" -m jobs serve --profile '$(PROFILE)'
+serve: venv model  ## serve a profile by name or file: make serve PROFILE=strict PORT=8000
+	@"$(BIN)/python" -m jobs serve --profile '$(PROFILE)' --port '$(PORT)'
 
 test: venv model  ## the whole test suite: fast, then with the model, then with Ray
 	@"$(BIN)/python" -m pytest

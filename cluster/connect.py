@@ -78,12 +78,20 @@ def connected(address: str | None = None, *, num_cpus: int | None = None) -> Ite
 
 
 def start_serve(host: str, port: int) -> None:
-    """Serve with its HTTP proxy on the head node. Where Serve runs already, it keeps the port that it has."""
-    serve.start(
-        http_options={"host": host, "port": port},
-        proxy_location="HeadOnly",
-        logging_config={"enable_access_log": False},
-    )
+    """Serve with its HTTP proxy on the head node. Where Serve runs already, it keeps the port that it has.
+
+    Raises ConfigError where the port is taken.
+    """
+    try:
+        serve.start(
+            http_options={"host": host, "port": port},
+            proxy_location="HeadOnly",
+            logging_config={"enable_access_log": False},
+        )
+    except RuntimeError as error:
+        if "bind" not in str(error):
+            raise
+        raise ConfigError(f"--port: {host}:{port} is taken by another program; choose another port") from None
 
 
 def _join(address: str) -> None:

@@ -72,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.repeats < 1:
+        raise ConfigError(f"--repeats: must be at least 1, got {args.repeats}")
     profiles = [profile_from(args, name) for name in args.profiles.split(",") if name]
     if not profiles:
         raise ConfigError("--profiles: name at least one")

@@ -49,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
     with args.out.open("a", encoding="utf-8") as out, _bar(len(prompts), len(done)) as bar:
         for record in answers(build(profile), left, raw=args.raw, max_tokens=args.max_tokens) if left else ():
             _write(out, record)
-            failed += "error" in record
+            if "error" in record:
+                failed += 1
+                tqdm.write(f"generate: {record['id']}: {record['error']}", file=sys.stderr)
             bar.update(1)
     print(json.dumps({"out": str(args.out), "prompts": len(prompts), "failed": failed}))
     return 1 if failed else 0

@@ -30,6 +30,7 @@ from serving.types import GenerationRequest, Limits
 
 SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K and batch sizes"
 _PORT = 8765
+_MAX_DRAFT = 20
 
 Run: TypeAlias = Callable[[list[GenerationRequest]], dict[str, list[int]]]
 
@@ -51,13 +52,14 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Print one line a combination and a summary."""
     args = parser().parse_args(argv)
+    profiles = _profiles(args)
     tokenizer = ChatTokenizer.load(args.target)
     requests = [
         GenerationRequest(p.id, tokenizer.render_chat([{"role": "user", "content": p.text}]), _limits(args, tokenizer))
         for p in prompts_from(args)
     ]
     expected = _reference(args, requests, tokenizer.stop_ids)
-    profiles, rows = _profiles(args), []
+    rows = []
     with _ray_if(any(profile.placement == "separate" for profile in profiles)):
         for profile in profiles:
             with _colocated(profile) if profile.placement == "colocated" else _separate(profile) as run:
@@ -77,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
 def _profiles(args: argparse.Namespace) -> list[Profile]:
     """One a placement, drafter and batch size, with the largest K; smaller ones are asked for request by request."""
     largest = max(_numbers(args.drafts, "--drafts"))
+    if largest > _MAX_DRAFT:
+        raise ConfigError(f"--drafts: must be at most {_MAX_DRAFT}, got {largest}")
     drafters = {
         "suffix": SuffixDrafter(max_draft=largest),
         "model": ModelDrafter(model=args.drafter, max_draft=largest),

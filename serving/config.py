@@ -70,7 +70,7 @@ class EngineConfig(_Frozen):
 
     max_sessions: int = Field(default=16, ge=1, le=512)
     max_length: int = Field(default=2048, ge=2, le=1_048_576, description="prompt + new tokens of one sequence")
-    prefill_chunk: int = Field(default=256, ge=1, le=16_384, description="prompt tokens fed in one round")
+    prefill_chunk: int = Field(default=128, ge=1, le=16_384, description="prompt tokens fed in one round")
     max_queued: int = Field(default=256, ge=0, le=100_000)
     draft_timeout_s: float = Field(default=2.0, gt=0.0, le=60.0)
 
@@ -110,6 +110,8 @@ def load_profile(name_or_path: str) -> Profile:
         raise ConfigError(f"profile: {name_or_path!r} is neither a shipped profile ({shipped}) nor a file")
     try:
         return Profile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except UnicodeDecodeError:
+        raise ConfigError(f"profile {path}: is no UTF-8 text") from None
     except (ValidationError, yaml.YAMLError) as error:
         raise ConfigError(f"profile {path}: {one_line(error)}") from None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -65,10 +66,14 @@ def select(prompts: Sequence[Prompt], *, tasks: Sequence[str] = (), limit: int |
 
 
 def _records(path: Path) -> Iterable[tuple[int, Any]]:
-    if path.suffix == ".parquet":
-        yield from enumerate(pq.read_table(path).to_pylist(), 1)
-        return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        if path.suffix == ".parquet":
+            yield from enumerate(pq.read_table(path).to_pylist(), 1)
+            return
+        text = path.read_text(encoding="utf-8-sig")
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts {path}: cannot be read as UTF-8 JSON lines or Parquet: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):  # other line ends may stand inside a JSON string
         if line.strip():
             try:
                 yield number, json.loads(line)
@@ -78,6 +83,10 @@ def _records(path: Path) -> Iterable[tuple[int, Any]]:
 
 def _prompt(path: Path, number: int, record: object) -> Prompt:
     try:
-        return Prompt.model_validate(record)
+        prompt = Prompt.model_validate(record)
+        prompt.text.encode()
     except ValidationError as error:
         raise ConfigError(f"--prompts {path}, line {number}: {one_line(error)}") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"--prompts {path}, line {number}: turns: holds half of a surrogate pair") from None
+    return prompt

@@ -47,7 +47,7 @@ class SelfGeneration:
 
     num_tokens: int
     seed: int = 0
-    part_size: int = 128
+    part_size: int = 32
     max_question: int = 60
     max_answer: int = 300
     temperature: float = 0.9
@@ -72,6 +72,8 @@ def read_dialogues(paths: list[Path]) -> list[Dialogue]:
     """All dialogues of Parquet files with the two columns. Raises ConfigError naming a file that lacks them."""
     dialogues = []
     for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"--data {path}: is no file")
         table = pq.read_table(path)
         missing = {"prompt_ids", "output_ids"} - set(table.column_names)
         if missing:

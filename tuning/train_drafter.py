@@ -42,7 +42,7 @@ class DrafterRecipe:
     tokens_per_batch: int = 4096
     max_length: int = 512
     prompt_weight: float = 0.2
-    steps_per_checkpoint: int = 50
+    steps_per_checkpoint: int = 20
     seed: int = 0
 
 

@@ -1,11 +1,14 @@
 """Where a model name points: the embedded default, a shipped part, a Hub id, a folder, or a GGUF file."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serving.errors import ModelError
 from serving.models.embedded import EMBEDDED_MODEL, ensure_embedded_model
 
 ASSETS_DIR = Path(__file__).parent.parent / "assets"
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,26 @@ class ModelSource:
 
 
 def resolve_model(model: str) -> ModelSource:
-    """The source of `model`; fetches the embedded model on first use."""
+    """The source of `model`; fetches the embedded model on first use. Raises ModelError for what can be none."""
     if model == EMBEDDED_MODEL:
         return ModelSource(str(ensure_embedded_model()))
     if (ASSETS_DIR / model / "config.json").is_file():
         return ModelSource(str(ASSETS_DIR / model))
     path = Path(model).expanduser()
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and path.is_file():
         return ModelSource(str(path.parent), path.name, {"gguf_file": path.name})
-    return ModelSource(str(path) if path.is_dir() else model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"model: the folder {model!r} holds no config.json, so it is no model")
+        return ModelSource(str(path))
+    if not _HUB_ID.fullmatch(model):
+        raise ModelError(
+            f"model: {model!r} is neither shipped ({EMBEDDED_MODEL}, {', '.join(shipped_parts())}) nor a folder or "
+            "GGUF file here, and a Hub id has the form owner/name"
+        )
+    return ModelSource(model)
+
+
+def shipped_parts() -> list[str]:
+    """Names of the small trained parts in `serving/assets`."""
+    return sorted(path.parent.name for path in ASSETS_DIR.glob("*/config.json"))

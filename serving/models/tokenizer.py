@@ -1,11 +1,13 @@
 """Text to ids and back, and the ids that end a turn. No torch here: a gateway needs only this."""
 
 import logging
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import TemplateError
 
 from serving.errors import ModelError, RequestError
@@ -55,11 +57,33 @@ class ChatTokenizer:
         """A conversation to ids by the model's own template, up to the assistant's turn."""
         if self._tokenizer.chat_template is None:
             raise RequestError("messages", f"model {self.name!r} has no chat template; use /v1/completions")
+        contents = [message["content"] for message in messages]
+        if any(token in content for content in contents for token in self._tokenizer.all_special_tokens):
+            return self._render_apart(messages, contents)
+        return self.encode_raw(self._rendered(messages))
+
+    def _rendered(self, messages: Sequence[dict[str, str]]) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except TemplateError as error:  # a template's own refusal, such as "system role not supported"
             raise RequestError("messages", f"the chat template of {self.name!r} refuses them: {error}") from None
-        return as_ids(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return text
+
+    def _render_apart(self, messages: Sequence[dict[str, str]], contents: Sequence[str]) -> Ids:
+        """Words that spell a special token stay words: a user must not be able to open a turn of the system.
+
+        Contents are tokenised apart from the template, which marks their places.
+        """
+        marks = [f"@{uuid.uuid4().hex}@" for _ in contents]
+        marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+        rest, pieces = self._rendered(marked), []
+        for mark, content in zip(marks, contents, strict=True):
+            before, found, rest = rest.partition(mark)
+            if not found:
+                raise RequestError("messages", f"the template of {self.name!r} drops a message with special tokens")
+            words = self._tokenizer(content, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            pieces += [self.encode_raw(before), as_ids(words)]
+        return np.concatenate([*pieces, self.encode_raw(rest)])
 
     def encode_raw(self, text: str) -> Ids:
         """Text that spells out its special tokens, to ids; nothing is added."""

@@ -57,6 +57,7 @@ def test_a_context_beyond_the_models_is_refused(folder: str) -> None:
 
 
 def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="could not be loaded") as caught:
         load_packed_lm(str(tmp_path), OPTIONS)
     assert "\n" not in str(caught.value)

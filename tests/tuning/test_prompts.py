@@ -45,6 +45,24 @@ def test_what_is_not_json_is_refused_by_line(tmp_path: Path) -> None:
         read_prompts(path)
 
 
+def test_line_separators_inside_a_string_and_a_byte_order_mark_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('\ufeff{"id": "a", "turns": ["x\u2028y"]}\n', encoding="utf-8")
+    assert read_prompts(path)[0].text == "x\u2028y"
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
+def test_files_of_another_kind_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\xff\xfe\x00garbage")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompts(tmp_path / name)
+
+
+def test_half_a_surrogate_pair_is_refused_by_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: turns"):
+        read_prompts(write(tmp_path / "p.jsonl", {"id": "a", "turns": ["\ud800"]}))
+
+
 def test_tasks_take_turns() -> None:
     prompts = [Prompt(id=f"{task}{i}", task=task, turns=("x",)) for task in "ab" for i in range(3)]
     assert [p.id for p in select(prompts, limit=3)] == ["a0", "b0", "a1"]

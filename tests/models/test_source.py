@@ -1,0 +1,32 @@
+"""Where names point, and sentences for those that point nowhere."""
+
+from pathlib import Path
+
+import pytest
+
+from serving.errors import ModelError
+from serving.models.source import resolve_model, shipped_parts
+
+
+def test_hub_ids_pass_through_and_folders_are_folders(tmp_path: Path) -> None:
+    assert resolve_model("owner/name").location == "owner/name"
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)).location == str(tmp_path)
+    (tmp_path / "m.gguf").write_text("")
+    assert resolve_model(str(tmp_path / "m.gguf")).gguf_file == "m.gguf"
+
+
+def test_the_drafter_that_ships_is_found_by_name() -> None:
+    assert shipped_parts() == ["smollm2-135m-drafter"]
+    assert Path(resolve_model("smollm2-135m-drafter").location).is_dir()
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "/no/such/folder", "./here", "no.gguf", "a/b/c"])
+def test_what_can_be_no_model_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ModelError, match="neither shipped"):
+        resolve_model(name)
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve_model(str(tmp_path))
