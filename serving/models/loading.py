@@ -1,7 +1,6 @@
 """From a model's name to a PackedLM: load, choose the decoder, plan the memory, warm up."""
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ def _device() -> torch.device:
 
 
 def _decoder(network: Network, *, max_length: int) -> Decoder:
-    kernels = load_native() if os.environ.get("DRAFTHOUSE_NATIVE", "1") != "0" else None
+    kernels = load_native()
     if kernels is not None and supports(network, kernels):
         return NativeDecoder(network, kernels, max_length=max_length)
     return HFDecoder(network)

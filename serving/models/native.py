@@ -1,4 +1,4 @@
-"""Builds and binds `native.cpp`: CPU kernels compiled for this very processor, once, into the user's cache.
+"""Builds and binds `kernels/`: CPU kernels compiled for this very processor, once, into the user's cache.
 
 Where no compiler is found the kernels are simply absent (`load_native()` is None) and the Hugging Face modules
 run instead: same results, slower.
@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +22,7 @@ from serving.models.embedded import cache_root
 
 log = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
-_HEADER = Path(__file__).with_name("native_pool.h")
+_SOURCES = Path(__file__).with_name("kernels")
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -36,26 +36,75 @@ _FLAGS = (
 _POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 
+@dataclass(frozen=True)
+class Panels:
+    """A matrix w[num_rows, width] as the kernels store it, panel by panel."""
+
+    values: Tensor
+    num_rows: int
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.values.dtype == torch.bfloat16
+
+
 class NativeKernels:
     """The kernels, on torch tensors. Activations are contiguous float32; T rows, K in, N out, D per head."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         p, n, f, r = _POINTER, _SIZE, _FLAG, _REAL
+        self._pack = _bind(library.dh_pack, p, f, p, n, n)
+        self._embed = _bind(library.dh_embed, p, f, p, p, n, n)
         self._linear = _bind(library.dh_linear, p, p, f, p, p, n, n, n, f)
         self._rms_norm = _bind(library.dh_rms_norm, p, p, p, n, n, r)
         self._rope_store = _bind(library.dh_rope_store, p, p, p, r, p, p, p, p, p, p, f, n, n, n, n)
         self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, r, n, r)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
+        self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
+        self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
         self.lanes: int = library.dh_lanes()
+        self._panel: int = library.dh_panel()
         library.dh_reserve_threads(torch.get_num_threads())
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False) -> Tensor:
-        """out[T, N] = (out if add) + x[T, K] @ weight[N, K].T + bias; weight float32 or bfloat16."""
-        self._linear(
-            x.data_ptr(), weight.data_ptr(), weight.dtype == torch.bfloat16,
-            None if bias is None else bias.data_ptr(), out.data_ptr(),
-            x.shape[0], x.shape[1], weight.shape[0], add,
+    def pack(self, weight: Tensor) -> Panels:
+        """weight[N, K], float32 or bfloat16, in panels; features up to a whole panel are zero."""
+        num_rows, width = weight.shape
+        values = weight.new_empty(-(-num_rows // self._panel) * self._panel, width)
+        source = weight.contiguous()
+        self._pack(source.data_ptr(), source.dtype == torch.bfloat16, values.data_ptr(), num_rows, width)
+        return Panels(values, num_rows)
+
+    def embed(self, table: Panels, ids: Tensor) -> Tensor:
+        """float32 [T, K]: the rows `ids` i64[T] of a packed matrix."""
+        out = torch.empty(ids.shape[0], table.width)
+        self._embed(
+            table.values.data_ptr(), table.is_bf16, ids.data_ptr(), out.data_ptr(), ids.shape[0], table.width
         )  # fmt: skip
+        return out
+
+    def linear(self, x: Tensor, weight: Panels, bias: Tensor | None, out: Tensor, *, add: bool = False) -> Tensor:
+        """out[T, N] = (out if add) + x[T, K] @ weight[N, K].T + bias."""
+        self._linear(
+            x.data_ptr(), weight.values.data_ptr(), weight.is_bf16,
+            None if bias is None else bias.data_ptr(), out.data_ptr(),
+            x.shape[0], x.shape[1], weight.num_rows, add,
+        )  # fmt: skip
+        return out
+
+    def argmax(self, rows: Tensor) -> Tensor:
+        """i64[T]: the first of the highest numbers of each row of rows[T, V]."""
+        ids = torch.empty(rows.shape[0], dtype=torch.int64)
+        self._argmax(rows.data_ptr(), rows.stride(0), ids.data_ptr(), rows.shape[0], rows.shape[1])
+        return ids
+
+    def log_sum_exp(self, rows: Tensor) -> Tensor:
+        """float32 [T] of rows[T, V]."""
+        out = torch.empty(rows.shape[0])
+        self._log_sum_exp(rows.data_ptr(), rows.stride(0), out.data_ptr(), rows.shape[0], rows.shape[1])
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> Tensor:
@@ -103,7 +152,9 @@ class NativeKernels:
 
 @cache
 def load_native() -> NativeKernels | None:
-    """The kernels for this machine, compiled on first use (about two seconds); None where that is impossible."""
+    """The kernels for this machine, compiled on first use (seconds); None where impossible or DRAFTHOUSE_NATIVE=0."""
+    if os.environ.get("DRAFTHOUSE_NATIVE", "1") == "0":
+        return None
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         log.warning("no C++ compiler found (g++): decoding falls back to slower torch kernels")
@@ -118,13 +169,16 @@ def load_native() -> NativeKernels | None:
 
 def _build(compiler: str) -> Path:
     """Compile into the cache under a name made of source, flags and processor; atomic among processes."""
-    parts = (_SOURCE.read_bytes(), _HEADER.read_bytes(), " ".join(_FLAGS).encode(), _processor().encode())
+    sources = sorted(_SOURCES.iterdir())
+    parts = (*(path.read_bytes() for path in sources), " ".join(_FLAGS).encode(), _processor().encode())
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     target = cache_root() / "native" / f"drafthouse-{key}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(partial)], check=True, capture_output=True)
+        subprocess.run(
+            [compiler, *_FLAGS, str(_SOURCES / "kernels.cpp"), "-o", str(partial)], check=True, capture_output=True
+        )
         partial.replace(target)
     return target
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.native import NativeKernels
+from serving.models.native import NativeKernels, Panels
 from serving.models.packed import Network, PackedStep
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -20,12 +20,12 @@ _MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class _Layer:
-    qkv: Tensor
+    qkv: Panels
     qkv_bias: Tensor | None
-    out: Tensor
+    out: Panels
     out_bias: Tensor | None
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Panels
+    down: Panels
     input_norm: Tensor
     post_norm: Tensor
     head_norms: tuple[Tensor, Tensor] | None
@@ -71,10 +71,11 @@ class NativeDecoder:
             epsilon=config.rms_norm_eps,
             scale=_head_dim(config) ** -0.5,
         )
-        self._embedding = model.get_input_embeddings().weight.detach()
-        self._head = model.lm_head.weight.detach()
+        embedding, head = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()
+        self._embedding = kernels.pack(embedding)
+        self._head = self._embedding if head.data_ptr() == embedding.data_ptr() else kernels.pack(head)
         self._norm = _float(model.model.norm.weight)
-        self._layers = [_fused(layer) for layer in model.model.layers]
+        self._layers = [_fused(layer, kernels) for layer in model.model.layers]
         self._rope = _rope_tables(model.model.rotary_emb, max_length)
 
     @property
@@ -83,15 +84,14 @@ class NativeDecoder:
 
     @property
     def num_bytes(self) -> int:
-        shared = self._head.data_ptr() == self._embedding.data_ptr()
-        tensors = [self._embedding] + ([] if shared else [self._head])
+        weights = [self._embedding] + ([] if self._head is self._embedding else [self._head])
         for layer in self._layers:
-            tensors += [layer.qkv, layer.out, layer.gate_up, layer.down]
-        return sum(tensor.nbytes for tensor in tensors)
+            weights += [layer.qkv, layer.out, layer.gate_up, layer.down]
+        return sum(weight.values.nbytes for weight in weights)
 
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
         rows, g = step.num_tokens, self._geometry
-        hidden: Tensor = self._embedding[step.ids].float()
+        hidden = self._kernels.embed(self._embedding, step.ids)
         normed = torch.empty_like(hidden)
         qkv = hidden.new_empty(rows, (g.num_queries + 2 * g.num_keys) * g.head_dim)
         attended = hidden.new_empty(rows, g.num_queries * g.head_dim)
@@ -117,21 +117,21 @@ class NativeDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         normed = self._kernels.rms_norm(hidden, self._norm, torch.empty_like(hidden), epsilon=self._geometry.epsilon)
-        return self._kernels.linear(normed, self._head, None, hidden.new_empty(hidden.shape[0], self._head.shape[0]))
+        return self._kernels.linear(normed, self._head, None, hidden.new_empty(hidden.shape[0], self._head.num_rows))
 
 
-def _fused(layer: Network) -> _Layer:
+def _fused(layer: Network, kernels: NativeKernels) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = projections[0].bias is not None
     norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
     return _Layer(
-        qkv=torch.cat([p.weight.detach() for p in projections]),
+        qkv=kernels.pack(torch.cat([p.weight.detach() for p in projections])),
         qkv_bias=torch.cat([_float(p.bias) for p in projections]) if has_bias else None,
-        out=attention.o_proj.weight.detach().contiguous(),
+        out=kernels.pack(attention.o_proj.weight.detach()),
         out_bias=None if attention.o_proj.bias is None else _float(attention.o_proj.bias),
-        gate_up=torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
-        down=mlp.down_proj.weight.detach().contiguous(),
+        gate_up=kernels.pack(torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()])),
+        down=kernels.pack(mlp.down_proj.weight.detach()),
         input_norm=_float(layer.input_layernorm.weight),
         post_norm=_float(layer.post_attention_layernorm.weight),
         head_norms=None if norms is None else (_float(norms[0].weight), _float(norms[1].weight)),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from serving.models.noise import gumbel
+from serving.models.rows import first_argmax, log_sum_exp
 from serving.protocols import ScoreRequest
 from serving.types import Floats, Ids, ScoreTable
 
@@ -55,13 +56,13 @@ def score_tables(
 def _columns(
     logits: Tensor, requests: Sequence[ScoreRequest], id_map: Tensor | None, *, with_logsumexp: bool
 ) -> _Columns:
-    top = logits.argmax(dim=-1)  # the first of equals, as torch.argmax on one row gives
+    top = first_argmax(logits)
     drawn = _drawn(logits, requests, top)
     # A reduced vocabulary has no column for most ids; only a full one scores other models' drafts.
     draft = _draft_columns(requests, device=logits.device) if id_map is None else torch.zeros_like(top)
     picks = torch.stack([top, drawn, draft], dim=1)
     values = logits.gather(1, picks)
-    sums = [logits.logsumexp(dim=-1, keepdim=True)] if with_logsumexp else []
+    sums = [log_sum_exp(logits)[:, None]] if with_logsumexp else []
     ids = picks[:, :2] if id_map is None else id_map[picks[:, :2]]
     floats = torch.cat([values, *sums], dim=1).cpu().numpy()
     whole = ids.to(torch.int32).cpu().numpy()

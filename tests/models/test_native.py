@@ -22,16 +22,16 @@ def kernels() -> NativeKernels:
 def test_linear(kernels: NativeKernels, rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     x, weight, bias = torch.randn(rows, 96), torch.randn(53, 96).to(dtype), torch.randn(53)
-    expected = F.linear(x, weight.float(), bias)
-    torch.testing.assert_close(kernels.linear(x, weight, bias, torch.empty(rows, 53)), expected, atol=1e-4, rtol=1e-4)
+    expected, panels = F.linear(x, weight.float(), bias), kernels.pack(weight)
+    torch.testing.assert_close(kernels.linear(x, panels, bias, torch.empty(rows, 53)), expected, atol=1e-4, rtol=1e-4)
     before = torch.randn(rows, 53)
-    added = kernels.linear(x, weight, None, before.clone(), add=True)
+    added = kernels.linear(x, panels, None, before.clone(), add=True)
     torch.testing.assert_close(added, before + F.linear(x, weight.float()), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_bits_in_any_block(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(16, 96), torch.randn(53, 96).to(dtype)
+    x, weight = torch.randn(16, 96), kernels.pack(torch.randn(53, 96).to(dtype))
     alone = torch.cat([kernels.linear(x[i : i + 1].contiguous(), weight, None, torch.empty(1, 53)) for i in range(16)])
     for rows in ROWS[:14]:
         block = kernels.linear(x[:rows].contiguous(), weight, None, torch.empty(rows, 53))
@@ -48,11 +48,31 @@ def test_rms_norm_and_swiglu(kernels: NativeKernels) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_reads_packed_rows(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    table = torch.randn(53, 40).to(dtype)
+    ids = torch.tensor([0, 7, 8, 15, 16, 31, 52])
+    assert torch.equal(kernels.embed(kernels.pack(table), ids), table[ids].float())
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 64, 1003])
+def test_argmax_is_the_first_of_equals(kernels: NativeKernels, width: int) -> None:
+    rows = torch.randint(-3, 3, (33, width)).float()
+    rows[0] = float("-inf")
+    padded = torch.cat([rows, torch.full((33, 5), 9.0)], dim=1)[:, :width]  # a view: what lies behind is not seen
+    assert torch.equal(kernels.argmax(padded), rows.argmax(dim=-1))
+    torch.testing.assert_close(kernels.log_sum_exp(padded[1:]), rows[1:].logsumexp(dim=-1), atol=1e-5, rtol=1e-5)
+    assert kernels.log_sum_exp(padded[:1]).item() == float("-inf")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (8, 0.0), (0, 5.0)])
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
-def test_attend(kernels: NativeKernels, dtype: torch.dtype, window: int, softcap: float, head_dim: int) -> None:
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7])
+def test_attend(
+    kernels: NativeKernels, dtype: torch.dtype, window: int, softcap: float, head_dim: int, group: int
+) -> None:
     torch.manual_seed(0)
-    queries, heads, capacity, rows = 6, 2, 40, 7
+    queries, heads, capacity, rows = 2 * group, 2, 40, 7
     keys, values = (torch.randn(2 * capacity, heads, head_dim).to(dtype) for _ in range(2))
     qkv = torch.randn(rows, (queries + 2 * heads) * head_dim)
     positions = torch.tensor([0, 3, 7, 8, 20, 39, 39])

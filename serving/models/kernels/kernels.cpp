@@ -1,0 +1,92 @@
+// CPU kernels of one decoder step. Activations are float32; weights and the KV cache are float32 or bfloat16.
+//
+// T rows of the packed batch, H hidden size, K inputs and N outputs of a projection, D head dimension, V vocabulary.
+//
+// Every output element is summed in one fixed order that depends neither on T nor on the row's neighbours, so a row
+// scored in a block of K + 1, in a batch, or alone gives the same bits: verification agrees with plain decoding.
+// Small T is what speculation lives on, and what BLAS libraries are worst at: a weight is read once for all T rows.
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace {
+
+// Calls body with the pointer as what it points to.
+template <class Body>
+void typed(const void* p, int is_bf16, const Body& body) {
+  if (is_bf16)
+    body(static_cast<const bf16*>(p));
+  else
+    body(static_cast<const float*>(p));
+}
+
+template <class W>
+W* same_type(const W*, void* p) {
+  return static_cast<W*>(p);
+}
+
+}  // namespace
+
+extern "C" {
+
+int dh_lanes() { return kLanes; }
+
+int dh_panel() { return kPanel; }
+
+void dh_reserve_threads(int count) { Pool::instance().reserve(count); }
+
+void dh_pack(const void* w, int is_bf16, void* panels, int64_t N, int64_t K) {
+  typed(w, is_bf16, [&](auto* source) { pack(source, same_type(source, panels), N, K); });
+}
+
+void dh_embed(const void* panels, int is_bf16, const int64_t* ids, float* y, int64_t T, int64_t K) {
+  typed(panels, is_bf16, [&](auto* source) { unpack_rows(source, ids, y, T, K); });
+}
+
+void dh_linear(const float* x, const void* panels, int is_bf16, const float* bias, float* y, int64_t T, int64_t K,
+               int64_t N, int accumulate) {
+  typed(panels, is_bf16, [&](auto* w) { linear(x, w, Output{y, bias, N, accumulate != 0}, T, K); });
+}
+
+void dh_rms_norm(const float* x, const float* weight, float* y, int64_t T, int64_t H, float epsilon) {
+  for (int64_t t = 0; t < T; ++t) normalise(x + t * H, weight, y + t * H, H, epsilon);
+}
+
+void dh_rope_store(float* qkv, const float* q_norm, const float* k_norm, float epsilon, const float* cos,
+                   const float* sin, const int64_t* positions, const int64_t* slots, void* keys, void* values,
+                   int is_bf16, int64_t T, int64_t num_queries, int64_t num_keys, int64_t D) {
+  typed(keys, is_bf16, [&](auto* k) {
+    rope_store(qkv, q_norm, k_norm, epsilon, cos, sin, positions, slots, same_type(k, keys), same_type(k, values), T,
+               Heads{num_queries, num_keys, D});
+  });
+}
+
+void dh_attend(const float* q, int64_t q_stride, const void* keys, const void* values, int is_bf16,
+               const int64_t* row_starts, const int64_t* positions, float* out, int64_t T, int64_t num_queries,
+               int64_t num_keys, int64_t D, float scale, int64_t window, float softcap) {
+  typed(keys, is_bf16, [&](auto* k) {
+    attend(q, q_stride, k, static_cast<decltype(k)>(values), row_starts, positions, out, T,
+           Heads{num_queries, num_keys, D}, scale, window, softcap);
+  });
+}
+
+// y[t, i] = silu(x[t, i]) * x[t, I + i]
+void dh_swiglu(const float* x, float* y, int64_t T, int64_t I) {
+  Pool::instance().run(T, [&](int64_t t) {
+    for (int64_t i = 0; i < I; i += kLanes) {
+      const Vec gate = load(x + t * 2 * I + i), up = load(x + t * 2 * I + I + i);
+      store(y + t * I + i, gate / (1.f + vexp(-gate)) * up);
+    }
+  });
+}
+
+void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t V) {
+  Pool::instance().run(T, [&](int64_t t) { ids[t] = first_highest(x + t * stride, V); });
+}
+
+void dh_log_sum_exp(const float* x, int64_t stride, float* y, int64_t T, int64_t V) {
+  Pool::instance().run(T, [&](int64_t t) { y[t] = log_sum_exp(x + t * stride, V); });
+}
+}
