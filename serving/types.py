@@ -50,11 +50,39 @@ EMPTY_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability (nats) of one emitted token, and the likeliest tokens of its position with theirs, in order.
+
+    Of the model's own distribution: before adjustments and temperature.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Log probabilities (nats) of a block before adjustments and temperature: S = K + 1 rows, n likeliest a row."""
+
+    draft: Floats
+    next: Floats
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+    def of(self, row: int, *, is_draft: bool, token_id: int) -> TokenLogprob:
+        """The entry of the token emitted on `row`: the draft's own, or the target's."""
+        logprob = self.draft[row] if is_draft else self.next[row]
+        pairs = zip(self.top_ids[row].tolist(), self.top[row].tolist(), strict=True)
+        return TokenLogprob(token_id, float(logprob), tuple(pairs))
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreTable:
-    """The target's view of one block: S = K + 1 rows, the columns that rules read.
+    """The target's view of one block: S = K + 1 rows, the columns that rules read, all after adjustments.
 
     `next_ids` is what the target emits on each row (argmax, lowest id on ties; or its pre-drawn sample), and
-    `next_logits` the logit of it. `logsumexp` and the top columns are None where no rule or request asked for them.
+    `next_logits` the logit of it. `logsumexp` and `logprobs` are None where nothing asked for them.
     """
 
     draft_ids: Ids
@@ -64,6 +92,7 @@ class ScoreTable:
     top_ids: Ids
     top_logits: Floats
     logsumexp: Floats | None = None
+    logprobs: RowLogprobs | None = None
 
     @property
     def mismatch(self) -> npt.NDArray[np.bool_]:
@@ -125,14 +154,37 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """temperature 0 is greedy; otherwise the target pre-draws each token from (seed, position)."""
+    """How a token is picked from the target's logits; the defaults change nothing and are greedy.
+
+    Logits are adjusted first: `logit_bias` adds nats to tokens, the penalties count output tokens so far as OpenAI
+    does, and `held_ids` are impossible until `min_tokens` tokens are out. Then temperature 0 takes the argmax;
+    otherwise logits are divided by it, what `top_k` (0: all), `top_p` or `min_p` exclude is dropped, and the token is
+    drawn by noise that is a function of (seed, position, token id) alone.
+    """
 
     temperature: float = 0.0
     seed: int = 0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    held_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits change before anything is picked."""
+        return self.has_penalties or bool(self.logit_bias) or (self.min_tokens > 0 and bool(self.held_ids))
 
 
 GREEDY = Sampling()
@@ -140,22 +192,30 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a request: at most `max_tokens` new tokens, any stop id (kept in the ids), any stop string (cut)."""
+    """What ends a request: at most `max_tokens` new tokens, any stop id (kept in the ids), any stop string (cut).
+
+    No stop, id or string, ends a request before it has `min_tokens` new tokens.
+    """
 
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `resume_ids` are output ids already delivered by a replica that died."""
+    """One sequence to generate. `resume_ids` are output ids already delivered by a replica that died.
+
+    `num_logprobs` asks for the log probability of every emitted token and of the so many likeliest beside it.
+    """
 
     request_id: str
     prompt_ids: Ids
     limits: Limits
     sampling: Sampling = GREEDY
     max_draft: int | None = None
+    num_logprobs: int | None = None
     salt: str = ""
     resume_ids: Ids = field(default_factory=lambda: EMPTY_IDS)
     ledger: Ledger = Ledger()
@@ -166,7 +226,8 @@ class GenerationRequest:
 class Receipt:
     """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
 
-    accepted excludes the recovered and the bonus token of each round; emitted counts every new token.
+    accepted excludes the recovered and the bonus token of each round; emitted counts every new token; cached_tokens
+    are prompt tokens whose KV was there already.
     """
 
     rounds: int = 0
@@ -175,6 +236,7 @@ class Receipt:
     emitted: int = 0
     target_passes: int = 0
     drafts_empty: int = 0
+    cached_tokens: int = 0
     resumed: int = 0
     degraded: bool = False
     lossless: bool = True
@@ -191,7 +253,7 @@ class Chunk:
     """What one round adds to one request's stream. `text` may lag `ids` while a character or stop is undecided.
 
     Each chunk carries the whole state a fresh replica needs to go on: ids so far are the receiver's to keep,
-    the ledger and the receipt are as of this round.
+    the ledger and the receipt are as of this round. `logprobs` has one entry an id where the request asked for them.
     """
 
     request_id: str
@@ -200,4 +262,5 @@ class Chunk:
     receipt: Receipt
     ledger: Ledger = Ledger()
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
