@@ -24,6 +24,13 @@ class ScoreRequest:
     ids: Ids
     num_rows: int = 1
     sampling: Sampling = GREEDY
+    prompt_len: int = 0
+    num_logprobs: int | None = None
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens that the first of the scored rows sees."""
+        return len(self.ids) - self.num_rows + 1 - self.prompt_len
 
     @property
     def draft_ids(self) -> Ids:
@@ -58,6 +65,8 @@ class Proposal:
             ids=self.session.tokens_with(self.draft.ids),
             num_rows=len(self.draft) + 1,
             sampling=self.session.sampling,
+            prompt_len=self.session.prompt_len,
+            num_logprobs=self.session.num_logprobs,
         )
 
 
@@ -127,7 +136,9 @@ class AcceptanceRule(Protocol):
 class Verifier(Protocol):
     """Decides a batch of proposals, by whatever models and tiers it is made of."""
 
-    def open(self, session: Session) -> None: ...
+    def open(self, session: Session) -> int:
+        """Make room for a session; returns how many of its tokens need no computing."""
+        ...
 
     def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
         """One entry a proposal; None while a prompt is still being fed (its draft is then dropped)."""

@@ -30,6 +30,7 @@ class Session:
     sampling: Sampling
     salt: str
     max_draft: int
+    num_logprobs: int | None
     ledger: Ledger
     receipt: Receipt
     round: int = 0
@@ -52,6 +53,7 @@ class Session:
             sampling=request.sampling,
             salt=request.salt,
             max_draft=wanted,
+            num_logprobs=request.num_logprobs,
             ledger=request.ledger,
             receipt=request.receipt or Receipt(),
             _buffer=buffer,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from serving.decode.text import TextStream
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
-from serving.types import Chunk, FinishReason, Receipt, Verified
+from serving.types import Chunk, FinishReason, Receipt, ScoreTable, TokenLogprob, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,19 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
         receipt=session.receipt,
         ledger=session.ledger,
         finish_reason=session.finish_reason,
+        logprobs=_logprobs(verified.full, clipped),
     )
     return Settled(chunk, clipped.num_accepted)
+
+
+def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob, ...] | None:
+    """One entry an emitted token, None where the request did not ask."""
+    if table is None or table.logprobs is None:
+        return None
+    return tuple(
+        table.logprobs.of(row, is_draft=row < clipped.num_accepted, token_id=token)
+        for row, token in enumerate(clipped.ids.tolist())
+    )
 
 
 def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: bool) -> Receipt:

@@ -6,7 +6,7 @@ A step: admit -> take the drafts that were started -> verify -> clip and commit 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.decode.grouping import Grouping
 from serving.decode.round import Settled, ended, settle
@@ -191,11 +191,12 @@ class Scheduler:
         session = Session.admit(request, max_draft=self._limits.max_draft)
         text = TextStream(self._decode, request.limits.stop_strings)
         for token in request.resume_ids.tolist():
-            text.push(token)
+            text.push(token, may_end=False)  # or it would have ended there
         text.take()  # already delivered by the replica that died
         # Known before any role is: should one fail to open, the request ends with an error and is not lost.
         self._running[request.request_id] = _Running(session, text, waiting.sink)
-        self._verifier.open(session)
+        num_cached = self._verifier.open(session)
+        session.receipt = replace(session.receipt, cached_tokens=min(num_cached, session.prompt_len))
 
     def _take_flights(self) -> tuple[list[_Running], dict[str, Draft]]:
         """The batch of this step: the oldest flight when groups take turns, else everyone, and their drafts."""

@@ -21,14 +21,21 @@ class TextStream:
         self._num_known = 0
         self._known_text = ""
         self._held = ""
+        self._passed = 0
         self._is_ended = False
 
-    def push(self, token: int) -> bool:
-        """Take one emitted token; True when a stop string is complete (the text ends before it)."""
+    def push(self, token: int, *, may_end: bool = True) -> bool:
+        """Take one emitted token; True when a stop string is complete (the text ends before it).
+
+        One that is complete while the text may not end is text like any other.
+        """
         self._window.append(token)
         if not self._stops:
             return False
         self._advance(final=False)
+        if not may_end:
+            self._passed = len(self._held)
+            return False
         return self._find_stop()
 
     def take(self) -> str:
@@ -72,7 +79,8 @@ class TextStream:
         return (0, "") if is_waiting else (size, everything)
 
     def _find_stop(self) -> bool:
-        starts = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        found = (self._held.find(stop, max(0, self._passed - len(stop) + 1)) for stop in self._stops)
+        starts = [at for at in found if at >= 0]
         if starts:
             self._held = self._held[: min(starts)]
             self._is_ended = True
@@ -89,4 +97,5 @@ class TextStream:
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
+        self._passed = max(0, self._passed - length)
         return text

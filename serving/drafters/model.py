@@ -27,7 +27,8 @@ class _Drafting:
     @property
     def score_request(self) -> ScoreRequest:
         ids = np.concatenate([self.request.ids, as_ids(self.tokens)])
-        return ScoreRequest(self.request.session_id, ids, num_rows=1, sampling=self.request.sampling)
+        asked = self.request
+        return ScoreRequest(asked.session_id, ids, sampling=asked.sampling, prompt_len=asked.prompt_len)
 
     @property
     def draft(self) -> Draft:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,6 +54,18 @@ class Panels:
         return self.values.dtype == torch.bfloat16
 
 
+@dataclass(frozen=True)
+class DrawPlan:
+    """n draws, column by column: the row each draws from, its sampling parameters and its noise keys [n, 2]."""
+
+    rows: npt.NDArray[np.int64]
+    temperatures: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    keys: npt.NDArray[np.uint32]
+
+
 class NativeKernels:
     """The kernels, on torch tensors. Activations are contiguous float32; T rows, K in, N out, D per head."""
 
@@ -65,6 +79,7 @@ class NativeKernels:
         self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, r, n, r)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
         self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
+        self._draw = _bind(library.dh_draw, p, n, n, p, n, p, p, p, p, p, p, p)
         self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
         self.lanes: int = library.dh_lanes()
         self._panel: int = library.dh_panel()
@@ -106,6 +121,16 @@ class NativeKernels:
         out = torch.empty(rows.shape[0])
         self._log_sum_exp(rows.data_ptr(), rows.stride(0), out.data_ptr(), rows.shape[0], rows.shape[1])
         return out
+
+    def draw(self, rows: Tensor, plan: "DrawPlan", ids: Tensor | None) -> Tensor:
+        """i64[n]: the column drawn for each draw of `plan` from rows[T, V]; `ids` i32[V] are the columns' token ids."""
+        picked = torch.empty(len(plan.rows), dtype=torch.int64)
+        self._draw(
+            rows.data_ptr(), rows.stride(0), rows.shape[1], plan.rows.ctypes.data, len(plan.rows),
+            plan.temperatures.ctypes.data, plan.top_k.ctypes.data, plan.top_p.ctypes.data, plan.min_p.ctypes.data,
+            plan.keys.ctypes.data, None if ids is None else ids.data_ptr(), picked.data_ptr(),
+        )  # fmt: skip
+        return picked
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> Tensor:
         """Root-mean-square norm of each row of x[T, H]."""

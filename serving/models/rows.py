@@ -11,16 +11,17 @@ from serving.models.native import NativeKernels, load_native
 
 def first_argmax(rows: Tensor) -> Tensor:
     """i64[R]: the lowest id among the highest of each row of rows[R, V]."""
-    kernels = _kernels(rows)
+    kernels = kernels_for(rows)
     return rows.argmax(dim=-1) if kernels is None else kernels.argmax(rows)
 
 
 def log_sum_exp(rows: Tensor) -> Tensor:
     """float32 [R] of rows[R, V]."""
-    kernels = _kernels(rows)
+    kernels = kernels_for(rows)
     return rows.logsumexp(dim=-1) if kernels is None else kernels.log_sum_exp(rows)
 
 
-def _kernels(rows: Tensor) -> NativeKernels | None:
+def kernels_for(rows: Tensor) -> NativeKernels | None:
+    """The native kernels where they can read `rows`."""
     fits = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.stride(-1) == 1
     return load_native() if fits else None

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.models.noise import gumbel
+from serving.models.adjust import adjust
+from serving.models.draws import RowDraw, draw
+from serving.models.logprobs import row_logprobs
+from serving.models.noise import noise_keys
 from serving.models.rows import first_argmax, log_sum_exp
 from serving.protocols import ScoreRequest
-from serving.types import Floats, Ids, ScoreTable
+from serving.types import Floats, Ids, RowLogprobs, ScoreTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +36,43 @@ def score_tables(
     id_map: Tensor | None = None,
     with_logsumexp: bool = False,
 ) -> list[ScoreTable]:
-    """One table a request from float32 logits [R, V], R = the sum of num_rows, in order."""
+    """One table a request from float32 logits [R, V], R = the sum of num_rows, in order. Adjusts `logits` in place.
+
+    A reduced vocabulary is a drafter's: there logits are not adjusted, which costs acceptance and never exactness.
+    """
+    spans = _spans(requests)
+    raw = {i: logits[spans[i]].clone() for i, request in enumerate(requests) if request.num_logprobs is not None}
+    if id_map is None:
+        for request, span in zip(requests, spans, strict=True):
+            if request.sampling.adjusts_logits:
+                adjust(logits[span], request)
     columns = _columns(logits, requests, id_map, with_logsumexp=with_logsumexp)
-    tables, at = [], 0
-    for request in requests:
-        rows = slice(at, at + request.num_rows)
-        tables.append(
-            ScoreTable(
-                draft_ids=request.draft_ids,
-                next_ids=columns.next_ids[rows],
-                next_logits=columns.next_logits[rows],
-                draft_logits=columns.draft_logits[rows][:-1],
-                top_ids=columns.top_ids[rows],
-                top_logits=columns.top_logits[rows],
-                logsumexp=None if columns.logsumexp is None else columns.logsumexp[rows],
-            )
+    return [
+        ScoreTable(
+            draft_ids=request.draft_ids,
+            next_ids=columns.next_ids[span],
+            next_logits=columns.next_logits[span],
+            draft_logits=columns.draft_logits[span][:-1],
+            top_ids=columns.top_ids[span],
+            top_logits=columns.top_logits[span],
+            logsumexp=None if columns.logsumexp is None else columns.logsumexp[span],
+            logprobs=_logprobs(raw.get(i), request, columns.next_ids[span]),
         )
-        at += request.num_rows
-    return tables
+        for i, (request, span) in enumerate(zip(requests, spans, strict=True))
+    ]
+
+
+def _spans(requests: Sequence[ScoreRequest]) -> list[slice]:
+    """The rows of each request."""
+    ends = np.cumsum([request.num_rows for request in requests]).tolist()
+    return [slice(end - request.num_rows, end) for end, request in zip(ends, requests, strict=True)]
 
 
 def _columns(
     logits: Tensor, requests: Sequence[ScoreRequest], id_map: Tensor | None, *, with_logsumexp: bool
 ) -> _Columns:
     top = first_argmax(logits)
-    drawn = _drawn(logits, requests, top)
+    drawn = _drawn(logits, requests, top, id_map)
     # A reduced vocabulary has no column for most ids; only a full one scores other models' drafts.
     draft = _draft_columns(requests, device=logits.device) if id_map is None else torch.zeros_like(top)
     picks = torch.stack([top, drawn, draft], dim=1)
@@ -79,22 +94,27 @@ def _columns(
 def _draft_columns(requests: Sequence[ScoreRequest], *, device: torch.device) -> Tensor:
     """i64[R]: the draft token judged by each row; the last row of a block judges none and gets 0."""
     ids = np.zeros(sum(request.num_rows for request in requests), dtype=np.int64)
-    at = 0
-    for request in requests:
-        ids[at : at + request.num_rows - 1] = request.draft_ids
-        at += request.num_rows
+    for request, span in zip(requests, _spans(requests), strict=True):
+        ids[span][:-1] = request.draft_ids
     return torch.from_numpy(ids).to(device)
 
 
-def _drawn(logits: Tensor, requests: Sequence[ScoreRequest], top: Tensor) -> Tensor:
-    """i64[R]: what the model emits on each row; `top` itself for greedy requests."""
-    if all(request.sampling.is_greedy for request in requests):
+def _drawn(logits: Tensor, requests: Sequence[ScoreRequest], top: Tensor, id_map: Tensor | None) -> Tensor:
+    """i64[R]: the column that each row emits; `top` itself for greedy requests."""
+    draws = [
+        RowDraw(row, request.sampling, noise_keys(request.sampling.seed, len(request.ids) + 1 + row - span.stop))
+        for request, span in zip(requests, _spans(requests), strict=True)
+        if not request.sampling.is_greedy
+        for row in range(span.start, span.stop)
+    ]
+    if not draws:
         return top
-    drawn, at = top.clone(), 0
-    for request in requests:
-        first = len(request.ids) - request.num_rows + 1
-        for row in range(0 if request.sampling.is_greedy else request.num_rows):
-            noise = gumbel(request.sampling.seed, first + row, logits.shape[1]).to(logits.device)
-            drawn[at + row] = (logits[at + row] / request.sampling.temperature + noise).argmax()
-        at += request.num_rows
+    drawn = top.clone()
+    drawn[[one.row for one in draws]] = draw(logits, draws, id_map)
     return drawn
+
+
+def _logprobs(raw: Tensor | None, request: ScoreRequest, next_ids: Ids) -> RowLogprobs | None:
+    if raw is None or request.num_logprobs is None:
+        return None
+    return row_logprobs(raw, draft_ids=request.draft_ids, next_ids=next_ids, num_top=request.num_logprobs)

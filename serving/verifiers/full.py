@@ -14,8 +14,8 @@ class FullVerifier:
         self._model = model
         self._rule = rule
 
-    def open(self, session: Session) -> None:
-        self._model.open(session.request_id, session.tokens, salt=session.salt)
+    def open(self, session: Session) -> int:
+        return self._model.open(session.request_id, session.tokens, salt=session.salt)
 
     def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
         tables = self._model.score([proposal.score_request for proposal in proposals])

@@ -69,3 +69,12 @@ def test_the_cost_is_linear(stops: tuple[str, ...]) -> None:
         stream.push(token)
         stream.take()
     assert decoded < 2500 * 16
+
+
+def test_a_stop_string_counts_only_where_the_text_may_end() -> None:
+    stream = TextStream(utf8, ["ab"])
+    assert [stream.push(byte, may_end=i >= 3) for i, byte in enumerate(b"abaXab")] == [False] * 5 + [True]
+    assert stream.finish() == "abaX"
+    crossing = TextStream(utf8, ["abc"])
+    assert [crossing.push(byte, may_end=i >= 2) for i, byte in enumerate(b"abc")] == [False, False, True]
+    assert crossing.finish() == ""

@@ -34,7 +34,8 @@ class TextVerifier:
     def __init__(self, text: str) -> None:
         self._ids = list(text.encode())
 
-    def open(self, session: Session) -> None: ...
+    def open(self, session: Session) -> int:
+        return 0
 
     def close(self, session_id: str) -> None: ...
 

@@ -8,6 +8,14 @@ from serving.types import Limits, Verdict, as_ids
 STOP = 99
 
 
+def never(token: int, *, may_end: bool) -> bool:
+    return False
+
+
+def at_stop(token: int, *, may_end: bool) -> bool:
+    return may_end and token == STOP
+
+
 def verdict(num_accepted: int, next_id: int | None = 7) -> Verdict:
     return Verdict(num_accepted, next_id, tiers=())
 
@@ -31,7 +39,7 @@ def test_table(
     draft: list[int], num_accepted: int, room: int, ids: list[int], accepted: int, reason: str | None
 ) -> None:
     limits = Limits(100, frozenset({STOP}))
-    clipped = clip(verdict(num_accepted), as_ids(draft), limits=limits, room=room, ends_text=lambda _: False)
+    clipped = clip(verdict(num_accepted), as_ids(draft), limits=limits, room=room, ends_text=never)
     assert clipped.ids.tolist() == ids
     assert clipped.num_accepted == accepted
     assert clipped.finish_reason == reason
@@ -45,7 +53,7 @@ def test_table(
     ],
 )
 def test_case_02_a_stop_within_the_length_wins(block: list[int], ids: list[int], reason: str) -> None:
-    clipped = clip(verdict(len(block)), as_ids(block), limits=Limits(5), room=5, ends_text=lambda token: token == STOP)
+    clipped = clip(verdict(len(block)), as_ids(block), limits=Limits(5), room=5, ends_text=at_stop)
     assert clipped.ids.tolist() == ids
     assert clipped.finish_reason == reason
 
@@ -53,9 +61,23 @@ def test_case_02_a_stop_within_the_length_wins(block: list[int], ids: list[int],
 def test_text_sees_each_emitted_token_once_and_no_other() -> None:
     seen: list[int] = []
 
-    def watch(token: int) -> bool:
+    def watch(token: int, *, may_end: bool) -> bool:
         seen.append(token)
         return False
 
     clip(verdict(4), as_ids([1, 2, STOP, 4]), limits=Limits(9, frozenset({STOP})), room=9, ends_text=watch)
     assert seen == [1, 2, STOP]
+
+
+@pytest.mark.parametrize("min_tokens", range(6))
+def test_no_stop_ends_a_request_before_min_tokens(min_tokens: int) -> None:
+    block = [STOP, 1, STOP, 2, STOP]
+    for limits, ends_text in (
+        (Limits(9, frozenset({STOP}), min_tokens=min_tokens), never),
+        (Limits(9, min_tokens=min_tokens), at_stop),
+    ):
+        clipped = clip(verdict(5), as_ids(block), limits=limits, room=9, ends_text=ends_text)
+        assert len(clipped.ids) == {0: 1, 1: 1, 2: 3, 3: 3, 4: 5, 5: 5}[min_tokens]
+    late = Limits(9, frozenset({STOP}), min_tokens=6)
+    clipped = clip(verdict(2), as_ids([1, STOP]), limits=late, room=5, ends_text=never)
+    assert clipped.ids.tolist() == [1, STOP]  # four tokens were out before

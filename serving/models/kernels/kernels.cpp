@@ -10,6 +10,7 @@
 #include "linear.h"
 #include "pool.h"
 #include "rows.h"
+#include "sampling.h"
 
 namespace {
 
@@ -88,5 +89,16 @@ void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t 
 
 void dh_log_sum_exp(const float* x, int64_t stride, float* y, int64_t T, int64_t V) {
   Pool::instance().run(T, [&](int64_t t) { y[t] = log_sum_exp(x + t * stride, V); });
+}
+
+// For each of n rows of x: the floor that min_p, top_k (0: all) and top_p leave, then a draw; `keys` are two a row.
+void dh_draw(const float* x, int64_t stride, int64_t V, const int64_t* rows, int64_t n, const float* temperatures,
+             const int64_t* top_k, const float* top_p, const float* min_p, const uint32_t* keys, const int32_t* ids,
+             int64_t* columns) {
+  Pool::instance().run(n, [&](int64_t i) {
+    const float* row = x + rows[i] * stride;
+    const float floor = sampling_floor(row, V, temperatures[i], top_k[i], top_p[i], min_p[i]);
+    columns[i] = draw(row, V, 1.f / temperatures[i], floor, keys[2 * i], keys[2 * i + 1], ids);
+  });
 }
 }
