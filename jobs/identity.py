@@ -90,7 +90,7 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
             name=f"{placement}-{kind}-batch{batch}",
             target=ModelConfig(model=args.target, dtype="float32"),
             drafter=drafters[kind],
-            engine=EngineConfig(max_sessions=batch, max_length=4096),
+            engine=EngineConfig(max_sessions=batch, max_length=4096, guard=False),
             placement="separate" if placement == "separate" else "colocated",
         )
         for placement in _names(args.placements, ("colocated", "separate"), "--placements")

@@ -106,7 +106,7 @@ def measure(target: str, drafter: Path, held_out: list[Dialogue], *, max_draft: 
         name="measure",
         target=ModelConfig(model=target),
         drafter=ModelDrafter(model=str(drafter), max_draft=max_draft),
-        engine=EngineConfig(max_sessions=8, max_length=1024),
+        engine=EngineConfig(max_sessions=8, max_length=1024, guard=False),
     )
     built = build(profile)
     requests = [

@@ -3,11 +3,15 @@
 Torch is imported only where a model is loaded: a process that keeps a suffix cache starts seconds sooner.
 """
 
+import statistics
+import time
 from dataclasses import dataclass
 
 from serving.config import EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
+from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
+from serving.decode.guard import FixedDrafts, Guard
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
@@ -19,6 +23,9 @@ from serving.protocols import Drafter, ScoreRequest, ScoringModel
 from serving.rules.strict import StrictRule
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
+
+# Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
+_MOST_MEASURED = 128
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,14 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     )
     warm_up(target)
     limits = scheduler_limits(profile)
+    is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
         verifier=FullVerifier(target, StrictRule()),
         drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer),
         decode=tokenizer.decode,
         limits=limits,
         grouping=Grouping(shares_cores=drafter is None),
+        policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
     )
     return Built(profile, scheduler, limits, tokenizer)
 
@@ -99,6 +108,26 @@ def warm_up(model: ScoringModel, *, num_rows: int = 5) -> None:
     model.close("warm-up")
 
 
+def _guard(target: ScoringModel, profile: Profile) -> Guard:
+    """Costs by passes over one sequence: what a row costs hardly depends on whose it is."""
+    most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
+    counts = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= max(2, most)]
+    return Guard(CostModel({rows: _pass_s(target, rows) for rows in counts}), max_draft=profile.max_draft)
+
+
+def _pass_s(model: ScoringModel, rows: int) -> float:
+    """Median seconds of a pass over `rows` rows."""
+    ids = as_ids([1] * (rows + 1))
+    model.open("measure", ids)
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        model.score([ScoreRequest("measure", ids, num_rows=rows)])
+        seconds.append(time.perf_counter() - started)
+    model.close("measure")
+    return statistics.median(seconds)
+
+
 def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:
     from serving.models.draft_lm import is_draft_lm
     from serving.models.loading import LoadOptions, load_packed_lm, read_config
@@ -121,4 +150,4 @@ def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokeni
         ),
     )
     warm_up(model)
-    return ModelDrafterRole(model, max_length=limit, min_confidence=config.min_confidence)
+    return ModelDrafterRole(model, max_length=limit, min_confidence=config.min_confidence, is_coupled=config.coupled)

@@ -51,6 +51,7 @@ class ModelDrafter(_Frozen):
     model: str = "smollm2-135m-drafter"
     max_draft: int = Field(default=4, ge=1, le=20)
     min_confidence: float = Field(default=0.0, ge=0.0, lt=1.0)
+    coupled: bool = Field(default=True, description="draw with the target's noise where a request samples")
 
 
 class StrictRule(_Frozen):
@@ -73,6 +74,7 @@ class EngineConfig(_Frozen):
     prefill_chunk: int = Field(default=128, ge=1, le=16_384, description="prompt tokens fed in one round")
     max_queued: int = Field(default=256, ge=0, le=100_000)
     draft_timeout_s: float = Field(default=2.0, gt=0.0, le=60.0)
+    guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 
 
 DrafterConfig = Annotated[NoDrafter | SuffixDrafter | ModelDrafter, Field(discriminator="kind")]

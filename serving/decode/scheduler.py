@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from serving.decode.grouping import Grouping
+from serving.decode.guard import DraftPolicy
 from serving.decode.round import Settled, ended, settle
 from serving.decode.stats import EngineStats
 from serving.decode.text import TextStream
@@ -37,11 +38,20 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class _Flight:
-    """Sessions whose drafts are under way."""
+    """Sessions whose drafts are under way; the loop was held up for `asking_s` to ask for them."""
 
     session_ids: list[str]
     pending: PendingDrafts
     started_s: float
+    asking_s: float
+
+
+@dataclass
+class _Drafted:
+    """The drafts of one step, by session, and how long the loop was held up for them."""
+
+    drafts: dict[str, Draft]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,12 +89,14 @@ class Scheduler:
         decode: Decode,
         limits: SchedulerLimits,
         grouping: Grouping,
+        policy: DraftPolicy,
     ) -> None:
         self._verifier = verifier
         self._drafter = drafter
         self._decode = decode
         self._limits = limits
         self._grouping = grouping
+        self._policy = policy
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._running: dict[str, _Running] = {}
         self._flights: deque[_Flight] = deque()
@@ -132,14 +144,17 @@ class Scheduler:
     def step(self) -> None:
         """One round for one group of the batch."""
         self._admit()
-        batch, drafts = self._take_flights()
+        batch, drafted = self._take_flights()
         if not batch:
             return
         proposals = [
-            Proposal(run.session, drafts.get(run.session.request_id, EMPTY_DRAFT).clipped(run.session.draft_room))
+            Proposal(
+                run.session, drafted.drafts.get(run.session.request_id, EMPTY_DRAFT).clipped(run.session.draft_room)
+            )
             for run in batch
         ]
-        settled = self._settle(batch, proposals, self._verify(proposals))
+        feeds_prompts = not all(run.is_prefilled for run in batch)
+        settled = self._settle(batch, proposals, self._verify(proposals, drafted, feeds_prompts=feeds_prompts), drafted)
         for run, _ in settled:
             if run.session.is_finished:
                 self._release(run.session, remember=True)
@@ -148,17 +163,20 @@ class Scheduler:
         for run, outcome in settled:
             run.sink(outcome.chunk)
 
-    def _verify(self, proposals: list[Proposal]) -> list[Verified | None]:
+    def _verify(self, proposals: list[Proposal], drafted: _Drafted, *, feeds_prompts: bool) -> list[Verified | None]:
         started = time.perf_counter()
         verified = self._verifier.verify(proposals)
         elapsed = time.perf_counter() - started
         self._grouping.record(len(proposals), verify_s=elapsed)
+        if not feeds_prompts:
+            rows = sum(len(proposal.draft) + 1 for proposal in proposals)
+            self._policy.record(rows=rows, verify_s=elapsed, asked=len(drafted.drafts), draft_s=drafted.seconds)
         self.stats.verify_s += elapsed
         self.stats.rounds += 1
         return verified
 
     def _settle(
-        self, batch: list[_Running], proposals: list[Proposal], verified: list[Verified | None]
+        self, batch: list[_Running], proposals: list[Proposal], verified: list[Verified | None], drafted: _Drafted
     ) -> list[tuple[_Running, Settled]]:
         settled: list[tuple[_Running, Settled]] = []
         outcomes: list[Outcome] = []
@@ -166,15 +184,17 @@ class Scheduler:
             if result is None:
                 continue
             run.is_prefilled = True
+            session_id, num_drafted = run.session.request_id, len(proposal.draft)
             done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
             self.stats.count_draft(
-                num_drafted=len(proposal.draft),
-                num_accepted=done.num_accepted,
-                num_emitted=len(done.chunk.ids),
+                num_drafted=num_drafted, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids)
             )
             settled.append((run, done))
-            outcomes.append(Outcome(run.session.request_id, proposal.draft, done.num_accepted))
-        self._drafter.observe(outcomes)
+            if session_id in drafted.drafts:
+                outcomes.append(Outcome(session_id, proposal.draft, done.num_accepted))
+                self._policy.observe(session_id, len(batch), num_drafted=num_drafted, num_accepted=done.num_accepted)
+        if outcomes:
+            self._drafter.observe(outcomes)
         return settled
 
     def _admit(self) -> None:
@@ -198,42 +218,48 @@ class Scheduler:
         num_cached = self._verifier.open(session)
         session.receipt = replace(session.receipt, cached_tokens=min(num_cached, session.prompt_len))
 
-    def _take_flights(self) -> tuple[list[_Running], dict[str, Draft]]:
+    def _take_flights(self) -> tuple[list[_Running], _Drafted]:
         """The batch of this step: the oldest flight when groups take turns, else everyone, and their drafts."""
         in_turns = len(self._flights) > 1 and self._grouping.num_groups(self.num_running) == 2
         flights = [self._flights.popleft()] if in_turns else list(self._flights)
         if not in_turns:
             self._flights.clear()
-        drafts: dict[str, Draft] = {}
+        drafted = _Drafted({})
         for flight in flights:
             waited = time.perf_counter()
             found = flight.pending.result()
             now = time.perf_counter()
-            self.stats.draft_wait_s += now - waited
+            drafted.seconds += flight.asking_s + now - waited
             self._grouping.record(len(flight.session_ids), draft_s=now - flight.started_s)
-            drafts.update(zip(flight.session_ids, found, strict=True))
+            drafted.drafts.update(zip(flight.session_ids, found, strict=True))
+        self.stats.draft_wait_s += drafted.seconds
         elsewhere = {session_id for flight in self._flights for session_id in flight.session_ids}
-        return [run for key, run in self._running.items() if key not in elsewhere], drafts
+        return [run for key, run in self._running.items() if key not in elsewhere], drafted
 
     def _start_drafts(self, batch: list[_Running]) -> None:
         ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
-        if not ready:
+        limits = {run.session.request_id: self._policy.limit(run.session.request_id, len(batch)) for run in ready}
+        self.stats.draft_limit = sum(limits.values()) / len(limits) if limits else 0.0
+        asking = [run for run in ready if limits[run.session.request_id] > 0]
+        if not asking:
             return
-        num_groups = 1 if self._flights else self._grouping.num_groups(len(ready))
+        num_groups = 1 if self._flights else self._grouping.num_groups(len(asking))
         for start in range(num_groups):
-            group = ready[start::num_groups]
-            requests = [self._draft_request(run.session) for run in group]
+            requests = [
+                self._draft_request(run.session, limits[run.session.request_id]) for run in asking[start::num_groups]
+            ]
             started = time.perf_counter()
             pending = self._drafter.start(requests)
-            self._flights.append(_Flight([r.session_id for r in requests], pending, started))
+            asking_s = time.perf_counter() - started
+            self._flights.append(_Flight([r.session_id for r in requests], pending, started, asking_s))
 
     @staticmethod
-    def _draft_request(session: Session) -> DraftRequest:
+    def _draft_request(session: Session, limit: int) -> DraftRequest:
         return DraftRequest(
             session_id=session.request_id,
             ids=session.tokens,
             prompt_len=session.prompt_len,
-            max_draft=session.draft_room,
+            max_draft=min(session.draft_room, limit),
             salt=session.salt,
             sampling=session.sampling,
         )
@@ -247,5 +273,6 @@ class Scheduler:
 
     def _release(self, session: Session, *, remember: bool) -> None:
         del self._running[session.request_id]
+        self._policy.forget(session.request_id)
         self._verifier.close(session.request_id)
         self._drafter.close(session.request_id, session.tokens if remember else None)

@@ -5,7 +5,10 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass
 class EngineStats:
-    """Sums over all requests. accepted excludes bonus and recovered tokens, so accepted <= drafted always."""
+    """Sums over all requests. accepted excludes bonus and recovered tokens, so accepted <= drafted always.
+
+    draft_limit is no sum: the mean K of the sessions in the last round, as the policy set it.
+    """
 
     rounds: int = 0
     target_rows: int = 0
@@ -18,6 +21,7 @@ class EngineStats:
     failed: int = 0
     draft_wait_s: float = 0.0
     verify_s: float = 0.0
+    draft_limit: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
 
     @property

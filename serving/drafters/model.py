@@ -1,13 +1,15 @@
 """Drafts from a small causal LM, one token a pass for the whole batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
-from serving.types import EMPTY_DRAFT, Draft, Ids, as_ids
+from serving.types import EMPTY_DRAFT, Draft, Ids, Sampling, as_ids
+
+_OTHER_NOISE = 0x5DEECE66D
 
 
 @dataclass
@@ -16,6 +18,7 @@ class _Drafting:
 
     request: DraftRequest
     room: int
+    sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     is_stopped: bool = False
@@ -28,7 +31,7 @@ class _Drafting:
     def score_request(self) -> ScoreRequest:
         ids = np.concatenate([self.request.ids, as_ids(self.tokens)])
         asked = self.request
-        return ScoreRequest(asked.session_id, ids, sampling=asked.sampling, prompt_len=asked.prompt_len)
+        return ScoreRequest(asked.session_id, ids, sampling=self.sampling, prompt_len=asked.prompt_len)
 
     @property
     def draft(self) -> Draft:
@@ -41,15 +44,19 @@ class ModelDrafter:
     """An independent draft LM. Where its own context ends, speculation ends; the request goes on.
 
     `min_confidence` > 0 ends a draft before the first token whose probability is below it (the model must then
-    return logsumexp).
+    return logsumexp). A sampled request is drafted with the target's own noise, which makes equal picks likely;
+    not so if `is_coupled` is false, for comparison.
     """
 
     degraded = False
 
-    def __init__(self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0) -> None:
+    def __init__(
+        self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0, is_coupled: bool = True
+    ) -> None:
         self._model = model
         self._max_length = max_length
         self._min_confidence = min_confidence
+        self._is_coupled = is_coupled
         self._open: set[str] = set()
 
     @property
@@ -58,7 +65,7 @@ class ModelDrafter:
 
     def start(self, requests: Sequence[DraftRequest]) -> ReadyDrafts:
         """Drafts at once: on shared cores there is nothing to gain from waiting elsewhere."""
-        drafting = [_Drafting(request, self._room(request)) for request in requests]
+        drafting = [_Drafting(request, self._room(request), self._sampling(request)) for request in requests]
         for entry in drafting:
             if entry.is_open and entry.request.session_id not in self._open:
                 self._model.open(entry.request.session_id, entry.request.ids, salt=entry.request.salt)
@@ -74,6 +81,10 @@ class ModelDrafter:
         if session_id in self._open:
             self._open.remove(session_id)
             self._model.close(session_id)
+
+    def _sampling(self, request: DraftRequest) -> Sampling:
+        sampling = request.sampling
+        return sampling if self._is_coupled else replace(sampling, seed=sampling.seed ^ _OTHER_NOISE)
 
     def _room(self, request: DraftRequest) -> int:
         return min(request.max_draft, self._max_length - len(request.ids))

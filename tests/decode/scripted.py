@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serving.decode.grouping import Grouping
+from serving.decode.guard import DraftPolicy, FixedDrafts
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import Drafter, DraftRequest, Outcome, ScoreRequest
@@ -93,6 +94,7 @@ def make_scheduler(
     max_sessions: int = 4,
     max_length: int = 256,
     grouping: Grouping | None = None,
+    policy: DraftPolicy | None = None,
 ) -> Scheduler:
     return Scheduler(
         verifier=FullVerifier(model, StrictRule()),
@@ -100,6 +102,7 @@ def make_scheduler(
         decode=spell,
         limits=SchedulerLimits(max_sessions, max_length, 64, max_draft),
         grouping=grouping or Grouping(shares_cores=True),
+        policy=policy or FixedDrafts(max_draft),
     )
 
 

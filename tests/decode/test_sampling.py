@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from serving.decode.grouping import Grouping
+from serving.decode.guard import FixedDrafts
 from serving.decode.offline import Completion, complete
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.model import ModelDrafter
@@ -57,6 +58,7 @@ def run(drafter: Drafter, requests: Sequence[GenerationRequest], *, batch: int =
         decode=lambda ids: "".join(chr(256 + token) for token in ids),
         limits=SchedulerLimits(batch, 128, 64, 8),
         grouping=Grouping(shares_cores=True),
+        policy=FixedDrafts(8),
     )
     done = {completion.request_id: completion for completion in complete(scheduler, requests)}
     return [done[request.request_id] for request in requests]
@@ -141,6 +143,7 @@ def logprobs_of(drafter: Drafter, asked: GenerationRequest) -> list[TokenLogprob
         decode=lambda ids: "",
         limits=SchedulerLimits(1, 128, 64, 8),
         grouping=Grouping(shares_cores=True),
+        policy=FixedDrafts(8),
     )
     list(complete(scheduler, [asked], on_chunk=on_chunk))
     return found

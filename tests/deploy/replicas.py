@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from ray.exceptions import ActorDiedError
 
 from serving.decode.grouping import Grouping
+from serving.decode.guard import FixedDrafts
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.protocols import DraftRequest, Outcome, Proposal
 from serving.session import Session
@@ -84,6 +85,7 @@ def chunks_of(resumed: GenerationRequest, text: str, block: int) -> list[Chunk]:
         decode=decode,
         limits=limits,
         grouping=Grouping(shares_cores=True),
+        policy=FixedDrafts(8),
     )
     chunks: list[Chunk] = []
     scheduler.submit(resumed, chunks.append)

@@ -56,7 +56,7 @@ def make() -> Callable[..., Built]:
             name="test",
             target=ModelConfig(dtype="float32"),
             drafter=drafter,  # type: ignore[arg-type]
-            engine=EngineConfig(max_sessions=batch, max_length=512),
+            engine=EngineConfig(max_sessions=batch, max_length=512, guard=False),
         )
         return build(profile)
 

@@ -1,0 +1,121 @@
+"""How many tokens to draft for each session: as many as pay, none where speculation costs more than it gives.
+
+Everything is counted in tokens that plain decoding would emit in the same time, at the batch size of the round: a
+drafted token costs its row, an attempt costs its share of drafting, an accepted token gives one. Each session has an
+account of gains and costs, which starts with a small credit and earns an allowance a round; it drafts only while its
+balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
+allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.decode.costs import CostModel
+
+# A session starts as if two of four earlier draft tokens had been accepted.
+_PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 4.0
+_MEMORY = 0.9  # weight of the past after each round with a draft
+_LEAST_PRICE = 1e-3
+_SMOOTHING = 0.1
+CREDIT = 0.5  # tokens
+ALLOWANCE = 0.02  # tokens a round
+_MOST_SAVED = 2.0  # tokens: what past gains may fund
+
+
+class DraftPolicy(Protocol):
+    """Decides K for each session and round."""
+
+    def limit(self, session_id: str, batch_size: int) -> int:
+        """The most tokens to draft for a session in the coming round; 0 asks its drafter for nothing."""
+        ...
+
+    def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
+        """What became of a session's round in which a draft was asked for."""
+        ...
+
+    def record(self, *, rows: int, verify_s: float, asked: int, draft_s: float) -> None:
+        """One pass without prompts: `rows` scored in `verify_s`; `asked` sessions' drafts were waited for `draft_s`.
+
+        Comes before the round's outcomes are observed.
+        """
+        ...
+
+    def forget(self, session_id: str) -> None: ...
+
+
+class FixedDrafts:
+    """No guard: always the profile's K."""
+
+    def __init__(self, max_draft: int) -> None:
+        self._max_draft = max_draft
+
+    def limit(self, session_id: str, batch_size: int) -> int:
+        return self._max_draft
+
+    def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
+        """Nothing to learn."""
+
+    def record(self, *, rows: int, verify_s: float, asked: int, draft_s: float) -> None:
+        """Nothing to learn."""
+
+    def forget(self, session_id: str) -> None:
+        """Nothing to forget."""
+
+
+@dataclass
+class _Account:
+    """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens."""
+
+    tried: float = _PRIOR_TRIED
+    accepted: float = _PRIOR_ACCEPTED
+    balance: float = CREDIT
+
+    @property
+    def acceptance(self) -> float:
+        """Probability that a draft token is accepted once those before it are."""
+        return self.accepted / self.tried
+
+
+class Guard:
+    """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only."""
+
+    def __init__(self, costs: CostModel, *, max_draft: int) -> None:
+        self._costs = costs
+        self._max_draft = max_draft
+        self._accounts: dict[str, _Account] = {}
+        self._ask_s = 0.0
+        self._rows = 0
+
+    def limit(self, session_id: str, batch_size: int) -> int:
+        account = self._accounts.setdefault(session_id, _Account())
+        account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
+        if account.balance < 0.0:
+            return 0
+        # The price of one more row a session than in the last round: costs may rise steeply from some row count on.
+        price = max(self._costs.price(batch_size, max(self._rows, batch_size) + batch_size), _LEAST_PRICE)
+        acceptance = account.acceptance
+        if acceptance <= price:
+            return min(1, self._max_draft)  # a trial: too dear by what is known so far
+        if acceptance >= 1.0:
+            return self._max_draft
+        return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
+
+    def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
+        account = self._accounts.setdefault(session_id, _Account())
+        if num_drafted:
+            account.tried = _MEMORY * account.tried + min(num_drafted, num_accepted + 1)
+            account.accepted = _MEMORY * account.accepted + num_accepted
+        asking = self._costs.plain_tokens(self._ask_s, batch_size)
+        rows = max(self._rows, batch_size + num_drafted)
+        account.balance += num_accepted - num_drafted * self._costs.price(batch_size, rows) - asking
+
+    def record(self, *, rows: int, verify_s: float, asked: int, draft_s: float) -> None:
+        self._costs.record(rows, verify_s)
+        self._rows = rows
+        if asked:
+            each_s = draft_s / asked
+            self._ask_s = each_s if self._ask_s == 0.0 else self._ask_s + _SMOOTHING * (each_s - self._ask_s)
+
+    def forget(self, session_id: str) -> None:
+        self._accounts.pop(session_id, None)

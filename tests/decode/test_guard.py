@@ -1,0 +1,145 @@
+"""K by measured costs: what is chosen, what is scored, and what speculation may lose at most."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.decode.costs import CostModel
+from serving.decode.guard import ALLOWANCE, CREDIT, Guard
+from serving.decode.offline import complete
+from serving.protocols import DraftRequest
+from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
+
+# A pass of one row costs 10 ms; up to 8 rows each more costs 1 ms, beyond that 5 ms: compute takes over.
+COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
+
+
+def make_guard(max_draft: int = 8, ask_s: float = 0.0, costs: dict[int, float] | None = None) -> Guard:
+    guard = Guard(CostModel(costs or COSTS), max_draft=max_draft)
+    if ask_s:
+        guard.record(rows=1, verify_s=0.010, asked=1, draft_s=ask_s)
+    return guard
+
+
+def test_costs_are_interpolated_followed_and_extrapolated() -> None:
+    costs = CostModel(COSTS)
+    assert costs.seconds(4.5) == pytest.approx(0.0135)
+    assert costs.seconds(128) == pytest.approx(0.617)
+    assert costs.price(1, 2) == pytest.approx(0.1)
+    assert costs.price(8, 16) == pytest.approx((0.057 - 0.017) / 0.017)
+    assert costs.price(4, 16) == pytest.approx((0.057 - 0.013) / 0.013 * 4 / 12)
+    assert costs.price(4, 4) == 0.0
+    for _ in range(200):
+        costs.record(9, 2 * 0.022)
+    assert costs.seconds(9) == pytest.approx(0.044, rel=0.02)
+    assert costs.seconds(1) == pytest.approx(0.010)
+
+
+def learn(guard: Guard, accepted: int, *, rounds: int = 60, batch_size: int = 1) -> list[int]:
+    """K chosen in each round for a session whose drafts are right for `accepted` tokens."""
+    chosen = []
+    for _ in range(rounds):
+        k = guard.limit("s", batch_size)
+        chosen.append(k)
+        rows = batch_size * (1 + k)
+        guard.record(rows=rows, verify_s=CostModel(COSTS).seconds(rows), asked=0, draft_s=0.0)
+        if k:
+            guard.observe("s", batch_size, num_drafted=k, num_accepted=min(k, accepted))
+    return chosen
+
+
+def test_drafts_that_are_right_get_the_whole_k_and_at_once() -> None:
+    chosen = learn(make_guard(), 8)
+    assert all(k >= 3 for k in chosen)
+    assert chosen[10:] == [8] * 50
+
+
+def test_k_follows_how_far_drafts_are_right() -> None:
+    assert set(learn(make_guard(), 2)[20:]) <= {2, 3, 4, 5}
+
+
+def test_drafts_that_are_wrong_get_the_allowance_and_no_more() -> None:
+    chosen = learn(make_guard(), 0, rounds=400)
+    assert sum(chosen) * 0.1 <= CREDIT + 400 * ALLOWANCE + 0.8
+    assert chosen[100:].count(0) > 200
+
+
+def test_k_falls_to_zero_as_the_batch_grows_and_comes_back() -> None:
+    guard = make_guard()
+    learn(guard, 3)
+    alone = guard.limit("s", 1)
+    crowded = learn(guard, 3, rounds=200, batch_size=8)  # a row costs 2.4 tokens there
+    assert alone >= 3
+    assert crowded[20:].count(0) > 160
+    assert max(learn(guard, 3, rounds=60)[30:]) >= 3
+
+
+def test_a_slow_drafter_is_left_alone_and_taken_up_again_when_it_is_fast() -> None:
+    guard = make_guard(ask_s=0.05)  # five plain tokens for at most three
+    assert learn(guard, 3, rounds=300)[50:].count(0) > 230
+    for _ in range(100):
+        guard.record(rows=1, verify_s=0.010, asked=1, draft_s=0.001)
+    assert learn(guard, 3, rounds=300)[-20:].count(0) == 0
+
+
+@given(st.lists(st.integers(0, 8), max_size=300), st.integers(1, 16), st.floats(0.0, 0.1))
+def test_whatever_happens_a_session_loses_no_more_than_its_credit(
+    outcomes: list[int], batch_size: int, ask_s: float
+) -> None:
+    guard, costs, balance, dearest = make_guard(ask_s=ask_s), CostModel(COSTS), 0.0, 0.0
+    for right in outcomes:
+        k = guard.limit("s", batch_size)
+        if k:
+            accepted = min(k, right)
+            guard.observe("s", batch_size, num_drafted=k, num_accepted=accepted)
+            cost = k * costs.price(batch_size, batch_size + k) + costs.plain_tokens(ask_s, batch_size)
+            balance += accepted - cost
+            dearest = max(dearest, cost)
+    assert balance >= -(CREDIT + ALLOWANCE * len(outcomes) + dearest) - 1e-6
+
+
+def test_case_30_wrong_drafts_cost_hardly_a_row_and_right_ones_are_all_scored() -> None:
+    """Rows that the model scores through the whole loop, not time."""
+    for right, least, most in ((0, 300, 306 * 1.05), (99, 0, 340)):
+        model = ScriptedModel(arithmetic)
+        scheduler = make_scheduler(
+            model, oracle(arithmetic, right=right), max_draft=8, max_length=400, policy=make_guard()
+        )
+        found = next(iter(complete(scheduler, [request("a", max_tokens=300)])))
+        assert found.output_ids == plain(arithmetic, (5, 9), 300)
+        assert least <= sum(model.rows) <= most
+
+
+def test_case_30_a_session_at_k_zero_asks_its_drafter_for_nothing() -> None:
+    asked: list[int] = []
+
+    def guess(request_: DraftRequest) -> list[int]:
+        asked.append(request_.max_draft)
+        return [1] * request_.max_draft
+
+    scheduler = make_scheduler(
+        ScriptedModel(arithmetic), ScriptedDrafter(guess), max_length=400, policy=make_guard(ask_s=0.02)
+    )
+    list(complete(scheduler, [request("a", max_tokens=300)]))
+    assert len(asked) <= 2 + 300 * ALLOWANCE / 2
+    assert 0 not in asked
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 16, 32, 64])
+def test_case_30_at_every_load_rows_stay_within_what_pays(concurrency: int) -> None:
+    """Drafts right half of the time; rows are priced as COSTS says, and the batch's time is never 5 % over plain."""
+    rng = random.Random(concurrency)
+    costs, guard, spent_s, emitted = CostModel(COSTS), make_guard(), 0.0, 0
+    for _ in range(400):
+        limits = {str(session): guard.limit(str(session), concurrency) for session in range(concurrency)}
+        rows = concurrency + sum(limits.values())
+        spent_s += costs.seconds(rows)
+        guard.record(rows=rows, verify_s=costs.seconds(rows), asked=0, draft_s=0.0)
+        for session, k in limits.items():
+            accepted = next((i for i in range(k) if rng.random() >= 0.5), k)
+            emitted += 1 + accepted
+            if k:
+                guard.observe(session, concurrency, num_drafted=k, num_accepted=accepted)
+    assert spent_s <= 1.05 * emitted * costs.seconds(concurrency) / concurrency
