@@ -63,6 +63,12 @@ class StalledError(Exception):
     """No round has been completed for too long although requests are in work."""
 
 
+def raise_if_stalled(health: Health, *, limit_s: float) -> None:
+    """StalledError where work is pending and no round was completed for more than `limit_s`."""
+    if health.stalled_s > limit_s:
+        raise StalledError(f"no round was completed for {health.stalled_s:.0f} s")
+
+
 class TargetReplica:
     """Owns the engine of one profile: built, warmed up and running when the constructor returns."""
 
@@ -96,9 +102,7 @@ class TargetReplica:
 
     async def check_health(self) -> None:
         """Judged by the last completed round: a busy engine is healthy, a stuck one is not."""
-        stalled_s = self._engine.health.stalled_s
-        if stalled_s > self._stall_limit_s:
-            raise StalledError(f"no round was completed for {stalled_s:.0f} s")
+        raise_if_stalled(self._engine.health, limit_s=self._stall_limit_s)
 
     def __del__(self) -> None:
         """Serve calls this when the last request is through."""
