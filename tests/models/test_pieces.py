@@ -65,8 +65,8 @@ class Vocabulary:
 @pytest.mark.parametrize(
     ("vocabulary", "expected"),
     [
-        (Vocabulary("\u0120", "\u0120a", "\u00f0", eos=True, own=False), [" ", " a", "bytes:\\xf0", "eos", "own"]),
-        (Vocabulary("\u2581", "\u0120", "<0x0A>", eos=True, own=False), [" ", "\u0120", "\n", "eos", "own"]),
+        (Vocabulary("\u0120", "\u0120a", "\u00f0", eos=True, é=False), [" ", " a", "bytes:\\xf0", "eos", "é"]),
+        (Vocabulary("\u2581", "\u0120", "<0x0A>", eos=True, é=False), [" ", "\u0120", "\n", "eos", "é"]),
     ],
 )
 def test_the_family_is_told_by_the_vocabulary(vocabulary: Vocabulary, expected: list[str]) -> None:
