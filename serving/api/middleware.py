@@ -79,7 +79,7 @@ class ApiKeys:
 
 
 class BodyLimit:
-    """Reads the body, at most `max_bytes` of it, and hands it on; what comes after it passes through, its end for ever."""
+    """Reads the body, at most `max_bytes` of it, and hands it on, then whatever comes after it."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app

@@ -44,9 +44,12 @@ class CharTokenizer:
         return self.token_text(token).encode()
 
 
-def chunk(text: str, *ids: int, rounds: int = 1, **fields) -> Chunk:
+def chunk(text: str, *ids: int, rounds: int = 1, cached_tokens: int = 0, **fields) -> Chunk:
     """One round's chunk, with a receipt in which each of `rounds` drafted 2 tokens, and 1 was accepted."""
-    receipt = Receipt(rounds=rounds, drafted=2 * rounds, accepted=rounds, emitted=2 * rounds, target_passes=rounds)
+    receipt = Receipt(
+        rounds=rounds, drafted=2 * rounds, accepted=rounds, emitted=2 * rounds, target_passes=rounds,
+        cached_tokens=cached_tokens,
+    )  # fmt: skip
     return Chunk("", ids, text, receipt, **fields)
 
 

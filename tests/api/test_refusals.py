@@ -257,6 +257,20 @@ async def test_a_body_that_is_no_json_object(content, content_type, sentence):
     assert response.json()["error"]["code"] == "invalid_json"
 
 
+SCHEMA = {"name": "s", "strict": True, "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize("kind", [{"type": "json_schema", "json_schema": SCHEMA}, {"type": "json_object"}, {}, "text"])
+async def test_case_18_a_json_schema_is_refused_and_the_server_goes_on(kind):
+    backend = ScriptedBackend()
+    async with http_client(backend) as client:
+        refused = await client.post("/v1/chat/completions", json=chat_body(response_format=kind))
+        answered = await client.post("/v1/chat/completions", json=chat_body())
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "response_format", "unsupported_parameter")
+    assert (answered.status_code, len(backend.requests)) == (200, 1)
+
+
 @pytest.mark.parametrize(
     ("route", "body", "param"),
     [
