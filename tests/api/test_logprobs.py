@@ -94,6 +94,12 @@ async def test_half_characters_have_bytes_and_begin_where_their_character_does()
     assert bytes(byte for item in chat.content for byte in item.bytes).decode() == "\N{WATER WAVE}a"
 
 
+async def test_a_special_token_within_the_text_takes_no_place_in_it():
+    backend = ScriptedBackend([scored("ab", 97, 0, 98, finish_reason="length")])
+    answer = await openai_client(backend).completions.create(**text_body(logprobs=0), extra_body={"ignore_eos": True})
+    assert answer.choices[0].logprobs.text_offset == [0, 1, 1]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_after_a_stop_string_entries_are_as_many_as_tokens_of_usage_case_3(stream):
     script = [scored("ab", 97, 98), scored("", 88, 89, finish_reason="stop")]  # the text of the stop, XY, is cut
