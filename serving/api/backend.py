@@ -24,6 +24,23 @@ class Tokenizer(Protocol):
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> Ids: ...
 
+    def decode_raw(self, ids: Sequence[int] | Ids) -> str: ...
+
+
+class Speller(Protocol):
+    """The part that shows single tokens: in log probabilities they go by their text and their bytes."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def token_text(self, token: int) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class ServedTokenizer(Tokenizer, Speller, Protocol):
+    """Both."""
+
 
 class Backend(Protocol):
     """Generates for one profile. Closing the iterator of `generate` frees the request in every role."""
@@ -32,7 +49,7 @@ class Backend(Protocol):
     def profile(self) -> Profile: ...
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> ServedTokenizer: ...
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
         """The chunks of one request; the last one has a finish reason.

@@ -1,57 +1,74 @@
-"""/v1/completions: a raw prompt to ids, chunks to OpenAI's text objects."""
+"""/v1/completions: raw prompts to ids, deltas to OpenAI's text objects."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from serving.api.backend import Tokenizer
-from serving.api.delivery import Delivery
+from serving.api.backend import Speller, Tokenizer
+from serving.api.delivery import Delta
 from serving.api.generation import Prompt, tokenised
-from serving.api.responses import FinishReason, TextChoice, TextCompletion
-from serving.api.schema import TextBody
-from serving.errors import RequestError
-from serving.types import as_ids
+from serving.api.logprobs import Offsets, text_logprobs
+from serving.api.responses import FinishReason, TextChoice, TextCompletion, TextLogprobs, Usage
+from serving.api.text_body import OnePrompt, TextBody
+from serving.api.vocabulary import checked_ids
 
 
-async def prompt_of(body: TextBody, tokenizer: Tokenizer) -> Prompt:
-    """The prompt as ids; ids that come as such are checked against the vocabulary."""
-    prompt = body.prompt
+async def prompts_of(body: TextBody, tokenizer: Tokenizer) -> list[Prompt]:
+    """The prompts as ids; ids that come as such are checked against the vocabulary, and echoed as raw text."""
+    return [
+        await _prompt_of(prompt, tokenizer, field=field, echo=bool(body.echo)) for field, prompt in body.prompt.items()
+    ]
+
+
+async def _prompt_of(prompt: OnePrompt, tokenizer: Tokenizer, *, field: str, echo: bool) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(await tokenised(lambda: tokenizer.encode(prompt), num_chars=len(prompt)), "prompt")
-    for index, token in enumerate(prompt):
-        if not 0 <= token < tokenizer.vocab_size:
-            last = tokenizer.vocab_size - 1
-            raise RequestError(f"prompt.{index}", f"is not a token id of this model; they go from 0 to {last}")
-    return Prompt(as_ids(prompt), "prompt")
+        ids = await tokenised(lambda: tokenizer.encode(prompt), num_chars=len(prompt))
+        return Prompt(ids, field, prompt if echo else "")
+    ids = checked_ids(prompt, field=field, vocab_size=tokenizer.vocab_size)
+    return Prompt(ids, field, tokenizer.decode_raw(ids) if echo else "")
 
 
 @dataclass(frozen=True)
 class TextFraming:
-    """One answer as text objects."""
+    """One answer as text objects. Mutable in that it counts the characters of each choice for `text_offset`."""
 
     id_prefix: ClassVar[str] = "cmpl"
 
     id: str
     created: int
     model: str
+    speller: Speller
+    _offsets: dict[int, Offsets] = field(default_factory=dict)
 
-    def opening(self) -> list[TextCompletion]:
+    def opening(self, index: int) -> list[TextCompletion]:
         return []
 
-    def delta(self, text: str) -> TextCompletion:
-        return self._text(text)
+    def delta(self, delta: Delta) -> TextCompletion:
+        return self._text([self._choice(delta)])
 
-    def closing(self, delivery: Delivery) -> TextCompletion:
-        return self._text("", delivery.ended_as).model_copy(update={"speculation": delivery.speculation})
+    def closing(self, delta: Delta) -> TextCompletion:
+        return self._text([TextChoice(text="", index=delta.index, logprobs=None, finish_reason=delta.finish_reason)])
 
-    def whole(self, delivery: Delivery) -> TextCompletion:
-        answer = self._text(delivery.text, delivery.ended_as)
-        return answer.model_copy(update={"usage": delivery.usage, "speculation": delivery.speculation})
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> TextCompletion:
+        whole = [self._choice(choice, finish_reason=choice.ended_as) for choice in choices]
+        return self._text(whole).model_copy(update={"usage": usage})
 
-    def _text(self, text: str, finish_reason: FinishReason | None = None) -> TextCompletion:
+    def _choice(self, delta: Delta, *, finish_reason: FinishReason | None = None) -> TextChoice:
+        return TextChoice(
+            text=delta.text, index=delta.index, logprobs=self._logprobs(delta), finish_reason=finish_reason
+        )
+
+    def _logprobs(self, delta: Delta) -> TextLogprobs | None:
+        if delta.logprobs is None:
+            return None
+        offsets = self._offsets.setdefault(delta.index, Offsets(self.speller))
+        return text_logprobs(delta.logprobs, self.speller, offsets)
+
+    def _text(self, choices: list[TextChoice]) -> TextCompletion:
         return TextCompletion(
             id=self.id,
             object="text_completion",
             created=self.created,
             model=self.model,
-            choices=[TextChoice(index=0, text=text, logprobs=None, finish_reason=finish_reason)],
+            choices=choices,
         )

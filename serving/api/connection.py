@@ -1,7 +1,7 @@
-"""Work that ends as soon as its client leaves, and generators that are always closed."""
+"""Work that ends as soon as its client leaves, and generators that are always closed, alone or side by side."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -42,3 +42,35 @@ async def closed_after(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T
     finally:
         if isinstance(items, AsyncGenerator):
             await items.aclose()
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """The items of all `sources` as they come, one of each at most read ahead.
+
+    The first error ends it. Whatever ends it, all sources are closed then, and their work has stopped.
+    """
+    pending: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
+    try:
+        pending.update((_next(source), source) for source in sources)
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in pending if task in done]:  # in the order they were asked
+                source = pending.pop(task)
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield item
+                pending[_next(source)] = source
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*(source.aclose() for source in sources))
+
+
+def _next(source: AsyncGenerator[T, None]) -> asyncio.Task[T]:
+    async def item() -> T:
+        return await anext(source)
+
+    return asyncio.create_task(item())

@@ -1,28 +1,69 @@
-"""What one request has been given so far: the text, the count that usage states, the receipt."""
+"""What one choice has been given: its text and log probabilities until they are taken, its counts, its receipt."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 from serving.api.connection import closed_after
 from serving.api.errors import RETRY_AFTER_S, ApiError, Failure
-from serving.api.responses import FinishReason, SpeculationReceipt, Usage
-from serving.types import Chunk, Receipt
+from serving.api.responses import FinishReason, SpeculationReceipt
+from serving.types import Chunk, Receipt, TokenLogprob
 
 
 class GenerationFailedError(Exception):
     """The engine ended a request without an answer; its own log says why."""
 
 
+@dataclass(frozen=True)
+class Delta:
+    """What was added to one choice. `logprobs` has one entry a token, or is None where none were asked for.
+
+    Text may lag the tokens: what is undecided yet comes with a later delta, its log probabilities with this one.
+    """
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+
+    def __bool__(self) -> bool:
+        """Whether there is anything for a client to append."""
+        return bool(self.text or self.logprobs)
+
+    @property
+    def ended_as(self) -> FinishReason:
+        """The finish reason of a choice that is complete."""
+        assert self.finish_reason is not None, "a whole choice has ended"
+        return self.finish_reason
+
+
 @dataclass
 class Delivery:
-    """The tally of one request's chunks. Mutable: grows with `add`."""
+    """The tally of one choice's chunks. Mutable: grows with `add`, and `take` hands each thing out once.
 
-    completion_id: str
+    `echo` is text that comes before the choice's own.
+    """
+
+    index: int
     num_prompt_tokens: int
+    wants_logprobs: bool = False
+    echo: str = ""
     num_tokens: int = 0
-    receipt: Receipt = field(default_factory=Receipt)
+    receipt: Receipt | None = None
     finish_reason: FinishReason | None = None
     _texts: list[str] = field(default_factory=list)
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
+    _is_finish_taken: bool = False
+
+    def __post_init__(self) -> None:
+        self._texts.append(self.echo)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.receipt is not None
+
+    @property
+    def speculation(self) -> SpeculationReceipt:
+        return SpeculationReceipt.of(self.receipt or Receipt())
 
     def add(self, chunk: Chunk) -> None:
         """Count one chunk. Raises when it says that the request failed or was cancelled."""
@@ -36,49 +77,30 @@ class Delivery:
         self.num_tokens += len(chunk.ids)
         self.receipt = chunk.receipt
         self._texts.append(chunk.text)
+        self._logprobs += chunk.logprobs or ()
 
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    @property
-    def ended_as(self) -> FinishReason:
-        """The finish reason of a request that is complete. Raises when its chunks ran out before."""
-        if self.finish_reason is None:
-            raise GenerationFailedError
-        return self.finish_reason
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=self.num_tokens,
-            total_tokens=self.num_prompt_tokens + self.num_tokens,
-        )
-
-    @property
-    def speculation(self) -> SpeculationReceipt:
-        return SpeculationReceipt.of(self.receipt)
+    def take(self) -> Delta:
+        """All that was added and not taken before."""
+        text, logprobs = "".join(self._texts), tuple(self._logprobs)
+        finish_reason = None if self._is_finish_taken else self.finish_reason
+        self._texts.clear()
+        self._logprobs.clear()
+        self._is_finish_taken = self.finish_reason is not None
+        return Delta(self.index, text, logprobs if self.wants_logprobs else None, finish_reason)
 
 
-async def counted(chunks: AsyncIterator[Chunk], delivery: Delivery) -> AsyncGenerator[Chunk, None]:
-    """`chunks` up to the one that ends the request, each added to `delivery`; raises if they end otherwise.
+async def counted(chunks: AsyncIterator[Chunk], delivery: Delivery) -> AsyncGenerator[Delivery, None]:
+    """`delivery` after each chunk, up to the one that ends the request; raises if they end otherwise.
 
     The source is closed when this ends or is closed.
     """
     async with closed_after(chunks):
         async for chunk in chunks:
             delivery.add(chunk)
-            yield chunk
+            yield delivery
             if delivery.finish_reason is not None:
                 return
     raise GenerationFailedError
-
-
-async def exhausted(chunks: AsyncIterator[Chunk]) -> None:
-    """Take `chunks` to their end."""
-    async for _ in chunks:
-        continue
 
 
 def _cancelled() -> Failure:

@@ -135,7 +135,7 @@ def _context(error: Mapping[str, object]) -> str:
 
 def _must(message: str) -> str:
     """pydantic's sentence with the parameter as its subject."""
-    return re.sub("^(Input|List|String) should", "must", message).replace(" after validation", "")
+    return re.sub("^(Input|List|String|Dictionary) should", "must", message).replace(" after validation", "")
 
 
 def _quoted(given: object) -> str:

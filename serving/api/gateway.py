@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import time
+import uuid
+from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,16 +14,20 @@ from starlette.responses import Response
 
 from serving.api import chat, completions
 from serving.api.backend import Backend
-from serving.api.connection import while_connected
-from serving.api.delivery import Delivery, counted, exhausted
+from serving.api.chat_body import ChatBody
+from serving.api.connection import merged, while_connected
+from serving.api.delivery import counted
 from serving.api.errors import failure_of
-from serving.api.generation import Prompt, generation_request, tenant_of
+from serving.api.framing import whole
+from serving.api.generation import Prompt, generation_requests, tenant_of
 from serving.api.middleware import AccessLog, ApiKeys, BodyLimit, bearer_token
 from serving.api.record import RequestRecord
 from serving.api.responses import ChatCompletion, ErrorBody, ModelCard, ModelList, TextCompletion
-from serving.api.schema import ChatBody, CompletionBody, TextBody
+from serving.api.schema import CompletionBody
 from serving.api.served import ServedModels
 from serving.api.stream import Answer, EventStream
+from serving.api.tally import Tally
+from serving.api.text_body import TextBody
 
 log = logging.getLogger(__name__)
 
@@ -80,14 +86,14 @@ def _v1(backend: Backend) -> APIRouter:
     @router.post("/chat/completions", responses={200: {"model": ChatCompletion}})
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         models.card(body.model)
-        prompt = await chat.prompt_of(body, backend.tokenizer)
-        return await _respond(request, body, prompt, backend=backend, framing=chat.ChatFraming)
+        prompts = await chat.prompts_of(body, backend.tokenizer)
+        return await _respond(request, body, prompts, backend=backend, framing=chat.ChatFraming)
 
     @router.post("/completions", responses={200: {"model": TextCompletion}})
     async def text_completions(body: TextBody, request: Request) -> Response:
         models.card(body.model)
-        prompt = await completions.prompt_of(body, backend.tokenizer)
-        return await _respond(request, body, prompt, backend=backend, framing=completions.TextFraming)
+        prompts = await completions.prompts_of(body, backend.tokenizer)
+        return await _respond(request, body, prompts, backend=backend, framing=completions.TextFraming)
 
     return router
 
@@ -95,24 +101,39 @@ def _v1(backend: Backend) -> APIRouter:
 async def _respond(
     request: Request,
     body: CompletionBody,
-    prompt: Prompt,
+    prompts: list[Prompt],
     *,
     backend: Backend,
     framing: type[chat.ChatFraming] | type[completions.TextFraming],
 ) -> Response:
-    """Generate, and answer in one piece or as a stream; nothing is sent before the first chunk is there."""
+    """Generate, and answer in one piece or as a stream; nothing is sent before every choice has begun."""
     tenant = tenant_of(body, token=bearer_token(request.headers))
-    asked = generation_request(body, prompt, id_prefix=framing.id_prefix, backend=backend, tenant=tenant)
-    delivery = Delivery(asked.request_id, len(prompt.ids))
+    completion_id = f"{framing.id_prefix}-{uuid.uuid4().hex}"
+    asked = generation_requests(body, prompts, completion_id=completion_id, backend=backend, tenant=tenant)
+    tally = Tally.of(completion_id, prompts, asked)
     record = RequestRecord.of(request.scope)
-    record.delivery = delivery
-    dressed = framing(asked.request_id, int(time.time()), body.model)
-    chunks = counted(backend.generate(asked), delivery)
+    record.tally = tally
+    dressed = framing(completion_id, int(time.time()), body.model, backend.tokenizer)
+    pairs = zip(asked, tally.deliveries, strict=True)
+    grown = merged([counted(backend.generate(choice), delivery) for choice, delivery in pairs])
     if body.stream:
-        await while_connected(request.receive, anext(chunks))
-        return EventStream(Answer(chunks, dressed, delivery, record, wants_usage=body.wants_usage))
-    await while_connected(request.receive, exhausted(chunks))
-    return Response(dressed.whole(delivery).model_dump_json(), media_type="application/json")
+        await while_connected(request.receive, _begun(grown, tally))
+        return EventStream(Answer(grown, dressed, tally, record, wants_usage=body.wants_usage))
+    await while_connected(request.receive, _exhausted(grown))
+    content = whole(dressed, tally).model_dump_json(exclude_unset=True)
+    return Response(content, media_type="application/json")
+
+
+async def _begun(grown: AsyncIterator[object], tally: Tally) -> None:
+    """Until every choice has been given something. What there is by then waits in its delivery."""
+    async for _ in grown:
+        if tally.has_begun:
+            return
+
+
+async def _exhausted(grown: AsyncIterator[object]) -> None:
+    async for _ in grown:
+        continue
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:

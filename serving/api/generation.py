@@ -1,17 +1,17 @@
-"""From a validated body and its prompt ids to a GenerationRequest: limits, overrides, tenant."""
+"""From a validated body and its prompts to GenerationRequests: one a choice, with limits, overrides, tenant."""
 
 import asyncio
 import hashlib
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from serving.api.backend import Backend
 from serving.api.errors import ContextLengthError
+from serving.api.sampling import base_seed, choice_seed, limits_of, sampling_of
 from serving.api.schema import CompletionBody
 from serving.config import Profile
 from serving.errors import RequestError
-from serving.types import GenerationRequest, Ids, Limits, Sampling
+from serving.types import GenerationRequest, Ids
 
 DEFAULT_MAX_TOKENS = 1024
 LONG_TEXT_CHARS = 20_000
@@ -20,10 +20,11 @@ TENANT_CHARS = 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as ids, and the parameter it came from."""
+    """A prompt as ids, the parameter it came from, and what of it each choice repeats before its own text."""
 
     ids: Ids
     field: str
+    echo: str = ""
 
 
 async def tokenised(encode: Callable[[], Ids], *, num_chars: int) -> Ids:
@@ -38,27 +39,35 @@ def tenant_of(body: CompletionBody, *, token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:TENANT_CHARS] if token else ""
 
 
-def generation_request(
-    body: CompletionBody, prompt: Prompt, *, id_prefix: str, backend: Backend, tenant: str
-) -> GenerationRequest:
-    """The engine's request. Raises RequestError where it asks for more than the profile allows.
+def generation_requests(
+    body: CompletionBody, prompts: Sequence[Prompt], *, completion_id: str, backend: Backend, tenant: str
+) -> list[GenerationRequest]:
+    """The engine's requests, `body.n` for each prompt: choice i of prompt p is at p * n + i.
 
-    Its id is always ours: the engine needs it unique, which a client's need not be.
+    Their ids are ours, `completion_id` itself or with the choice behind it: the engine needs them unique. Each prompt
+    is seeded as if it came alone. Raises RequestError where the body asks for more than the profile allows.
     """
-    profile = backend.profile
-    room = _room(prompt, profile)
-    return GenerationRequest(
-        request_id=f"{id_prefix}-{uuid.uuid4().hex}",
+    requests = [request for prompt in prompts for request in _choices(body, prompt, backend=backend, tenant=tenant)]
+    if len(requests) == 1:
+        return [replace(requests[0], request_id=completion_id)]
+    return [replace(request, request_id=f"{completion_id}-{index}") for index, request in enumerate(requests)]
+
+
+def _choices(body: CompletionBody, prompt: Prompt, *, backend: Backend, tenant: str) -> list[GenerationRequest]:
+    profile, tokenizer, seed = backend.profile, backend.tokenizer, base_seed(body)
+    max_tokens = _max_tokens(body, num_prompt_tokens=len(prompt.ids), room=_room(prompt, profile))
+    limits = limits_of(body, tokenizer, max_tokens=max_tokens)
+    sampling = sampling_of(body, tokenizer, seed=seed, limits=limits)
+    first = GenerationRequest(
+        request_id="",
         prompt_ids=prompt.ids,
-        limits=Limits(
-            max_tokens=_max_tokens(body, num_prompt_tokens=len(prompt.ids), room=room),
-            stop_ids=backend.tokenizer.stop_ids,
-            stop_strings=tuple(body.stop),
-        ),
-        sampling=Sampling(seed=body.seed or 0),
+        limits=limits,
+        sampling=sampling,
         max_draft=_max_draft(body, profile),
+        num_logprobs=body.num_logprobs,
         salt=tenant,
     )
+    return [replace(first, sampling=replace(sampling, seed=choice_seed(seed, choice))) for choice in range(body.n)]
 
 
 def _room(prompt: Prompt, profile: Profile) -> int:

@@ -79,7 +79,7 @@ class ApiKeys:
 
 
 class BodyLimit:
-    """Reads the body, at most `max_bytes` of it, and hands it on; what comes after it passes through."""
+    """Reads the body, at most `max_bytes` of it, and hands it on, then whatever comes after it."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
@@ -91,7 +91,10 @@ class BodyLimit:
         pending = [await self._read(scope, receive)]
 
         async def replay() -> Message:
-            return pending.pop() if pending else await receive()
+            message = pending.pop() if pending else await receive()
+            if message["type"] == "http.disconnect":
+                pending.append(message)  # a server may say it once, but every later step has to hear it
+            return message
 
         await self._app(scope, replay, send)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from starlette.types import Scope
 
-from serving.api.delivery import Delivery
+from serving.api.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class RequestRecord:
     request_id: str
     status: int | None = None
     outcome: Outcome = "complete"
-    delivery: Delivery | None = None
+    tally: Tally | None = None
     _started_s: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -42,19 +42,19 @@ class RequestRecord:
 
     def write(self, scope: Scope) -> None:
         """The access log line. The route is the template that matched, for a path may hold anything."""
-        delivery = self.delivery
+        tally = self.tally
         log.info(
             "request_id=%s completion_id=%s method=%s route=%s status=%s outcome=%s duration_ms=%.1f "
             "prompt_tokens=%d completion_tokens=%d",
             self.request_id,
-            delivery.completion_id if delivery else "-",
+            tally.completion_id if tally else "-",
             scope["method"],
             getattr(scope.get("route"), "path", "-"),
             self.status or "-",
             self.outcome,
             (time.perf_counter() - self._started_s) * 1000.0,
-            delivery.num_prompt_tokens if delivery else 0,
-            delivery.num_tokens if delivery else 0,
+            tally.num_prompt_tokens if tally else 0,
+            tally.num_tokens if tally else 0,
         )
 
 

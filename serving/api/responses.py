@@ -1,6 +1,8 @@
-"""The responses of both endpoints in OpenAI's shape, with Drafthouse's receipt in `speculation`.
+"""The responses of both endpoints in OpenAI's shape and order, with Drafthouse's receipt in `speculation`.
 
-Stream chunks are written without the fields that were not set: a constructor names what goes on the wire.
+All are written without the fields that were not set: a constructor names what goes on the wire. The receipt of an
+answer with one choice is its own field, that of one with several a field of each choice. In a stream it rides on the
+chunk with the choice's finish reason.
 """
 
 from dataclasses import asdict
@@ -13,16 +15,34 @@ from serving.types import Receipt
 FinishReason = Literal["stop", "length"]
 
 
+class PromptTokensDetails(BaseModel):
+    """`cached_tokens` were in the KV cache already."""
+
+    cached_tokens: int
+    audio_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    """What became of the drafted tokens: OpenAI's predicted outputs, predicted here by a drafter."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int
+    audio_tokens: int
+
+
 class Usage(BaseModel):
-    """Tokens of one request; `completion_tokens` is what was delivered, the stop token included."""
+    """Tokens of one request: each prompt once; `completion_tokens` is what all choices were given, stops included."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class SpeculationReceipt(BaseModel):
-    """What speculation did for one request; counts are tokens, rounds and target passes."""
+    """What speculation did for one choice; counts are tokens, rounds and target passes."""
 
     rounds: int
     drafted: int
@@ -30,6 +50,7 @@ class SpeculationReceipt(BaseModel):
     emitted: int
     target_passes: int
     drafts_empty: int
+    cached_tokens: int
     resumed: int
     degraded: bool
     lossless: bool
@@ -41,36 +62,53 @@ class SpeculationReceipt(BaseModel):
         return cls(**asdict(receipt), acceptance_rate=receipt.acceptance_rate)
 
 
+class TopLogprob(BaseModel):
+    """One token with its log probability in nats; `bytes` are its own, be they half a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class TextLogprobs(BaseModel):
+    """Columns, one entry a token; `text_offset` is where a token begins in the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class ChatMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
+    role: Literal["assistant"]
     content: str
-    refusal: None = None
+    refusal: None
 
 
 class ChatChoice(BaseModel):
-    index: int = 0
+    index: int
     message: ChatMessage
-    logprobs: None = None
-    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    speculation: SpeculationReceipt | None = None
 
 
 class ChatCompletion(BaseModel):
     id: str
-    object: Literal["chat.completion"] = "chat.completion"
+    object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    speculation: SpeculationReceipt
-
-
-class Frame(BaseModel):
-    """One event of a stream; `usage` is on the wire only where the request asked for it."""
-
-    id: str
-    created: int
-    model: str
-    usage: Usage | None = None
     speculation: SpeculationReceipt | None = None
 
 
@@ -82,27 +120,44 @@ class ChatDelta(BaseModel):
 class ChatDeltaChoice(BaseModel):
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
-class ChatChunk(Frame):
+class ChatChunk(BaseModel):
+    """One event of a stream; `usage` is on the wire only where the request asked for it."""
+
+    id: str
     object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
     choices: list[ChatDeltaChoice]
+    usage: Usage | None = None
+    speculation: SpeculationReceipt | None = None
 
 
 class TextChoice(BaseModel):
-    index: int
     text: str
-    logprobs: None
+    index: int
+    logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
+    speculation: SpeculationReceipt | None = None
 
 
-class TextCompletion(Frame):
+class TextCompletion(BaseModel):
     """Whole answer and stream chunk alike: the legacy endpoint has one shape for both."""
 
+    id: str
     object: Literal["text_completion"]
+    created: int
+    model: str
     choices: list[TextChoice]
+    usage: Usage | None = None
+    speculation: SpeculationReceipt | None = None
+
+
+Frame = ChatChunk | TextCompletion
+Whole = ChatCompletion | TextCompletion
 
 
 class ModelCard(BaseModel):

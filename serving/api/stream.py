@@ -1,48 +1,29 @@
-"""An answer as server-sent events. The response waits for the first chunk, so that a refusal is a status."""
+"""An answer as server-sent events. The response waits until every choice has begun, so that a refusal is a status."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
 
-from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from serving.api.connection import ClientLeftError, closed_after, while_connected
 from serving.api.delivery import Delivery
 from serving.api.errors import failure_of
+from serving.api.framing import Framing, streamed, usage_frame
 from serving.api.record import RequestRecord
 from serving.api.responses import Frame
-from serving.types import Chunk
+from serving.api.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Framing(Protocol):
-    """How one endpoint dresses what was delivered."""
-
-    def opening(self) -> Sequence[Frame]:
-        """What comes before the first text."""
-        ...
-
-    def delta(self, text: str) -> Frame: ...
-
-    def closing(self, delivery: Delivery) -> Frame:
-        """The chunk with the finish reason and the receipt."""
-        ...
-
-    def whole(self, delivery: Delivery) -> BaseModel:
-        """The answer in one piece."""
-        ...
-
-
 @dataclass(frozen=True)
 class Answer:
-    """One generation under way: its counted chunks, how they are dressed, and what was delivered."""
+    """Choices under way: `grown` has a choice's delivery whenever it has grown, each after it has begun."""
 
-    chunks: AsyncGenerator[Chunk, None]
+    grown: AsyncGenerator[Delivery, None]
     framing: Framing
-    delivery: Delivery
+    tally: Tally
     record: RequestRecord
     wants_usage: bool = False
 
@@ -68,27 +49,20 @@ class EventStream(StreamingResponse):
 
 async def events(answer: Answer) -> AsyncGenerator[bytes, None]:
     """The answer frame by frame, what has been delivered by now first. A failure becomes one error event."""
-    framing, delivery = answer.framing, answer.delivery
     try:
-        async with closed_after(answer.chunks):
-            for frame in [*framing.opening(), *_deltas(framing, delivery.text)]:
-                yield _event(frame, answer)
-            async for chunk in answer.chunks:
-                for frame in _deltas(framing, chunk.text):
+        async with closed_after(answer.grown):
+            for delivery in answer.tally.deliveries:
+                for frame in [*answer.framing.opening(delivery.index), *streamed(answer.framing, delivery)]:
                     yield _event(frame, answer)
-        yield _event(framing.closing(delivery), answer)
+            async for delivery in answer.grown:
+                for frame in streamed(answer.framing, delivery):
+                    yield _event(frame, answer)
         if answer.wants_usage:
-            last = framing.delta("").model_copy(update={"choices": [], "usage": delivery.usage})
-            yield _event(last, answer)
+            yield _event(usage_frame(answer.framing, answer.tally), answer)
         yield DONE
     except Exception as error:  # noqa: BLE001 - the status is out: whatever it is, the client must hear of it here
         answer.record.fail(error)
         yield _data(failure_of(error, request_id=answer.record.request_id).body)
-
-
-def _deltas(framing: Framing, text: str) -> list[Frame]:
-    """No frame for a round whose text is still undecided."""
-    return [framing.delta(text)] if text else []
 
 
 def _event(frame: Frame, answer: Answer) -> bytes:

@@ -4,6 +4,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from serving.errors import ModelError, RequestError
+from serving.models.pieces import byte_level, sentencepiece, shown
 from serving.models.source import resolve_model
 from serving.types import Ids, as_ids
 
@@ -98,6 +100,30 @@ class ChatTokenizer:
         """Every token by id; None where an id has none."""
         names: list[str | None] = self._tokenizer.convert_ids_to_tokens(range(self.vocab_size))
         return names
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for, be it half a character; special tokens spelled out, nothing for an unknown id."""
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return b""
+        if token in self._tokenizer.added_tokens_decoder:
+            return piece.encode()
+        return byte_level(piece) if self._is_byte_level else sentencepiece(piece)
+
+    def token_text(self, token: int) -> str:
+        """One token as text; OpenAI's `bytes:\\xNN` where its bytes are no whole characters."""
+        return shown(self.token_bytes(token))
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that leave no trace in the text of an answer."""
+        return frozenset(token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """A space is U+0120 in byte-level vocabularies and U+2581, which they cannot spell, in sentencepiece's."""
+        pieces = self._tokenizer.get_vocab()
+        return "\u0120" in pieces and "\u2581" not in pieces
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text; special tokens leave no trace."""

@@ -26,16 +26,30 @@ class CharTokenizer:
     stop_ids: frozenset[int] = frozenset({0})
     vocab_size: int = 256
 
+    special_ids: frozenset[int] = frozenset({0})
+
     def encode(self, text: str) -> Ids:
         return as_ids([ord(character) % self.vocab_size for character in text])
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> Ids:
         return self.encode("".join(turn["role"][0] + turn["content"] for turn in messages))
 
+    def decode_raw(self, ids: Sequence[int] | Ids) -> str:
+        return "".join(map(chr, ids))
 
-def chunk(text: str, *ids: int, rounds: int = 1, **fields) -> Chunk:
+    def token_text(self, token: int) -> str:
+        return chr(token) if token else "<end>"
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.token_text(token).encode()
+
+
+def chunk(text: str, *ids: int, rounds: int = 1, cached_tokens: int = 0, **fields) -> Chunk:
     """One round's chunk, with a receipt in which each of `rounds` drafted 2 tokens, and 1 was accepted."""
-    receipt = Receipt(rounds=rounds, drafted=2 * rounds, accepted=rounds, emitted=2 * rounds, target_passes=rounds)
+    receipt = Receipt(
+        rounds=rounds, drafted=2 * rounds, accepted=rounds, emitted=2 * rounds, target_passes=rounds,
+        cached_tokens=cached_tokens,
+    )  # fmt: skip
     return Chunk("", ids, text, receipt, **fields)
 
 
@@ -44,9 +58,13 @@ HELLO = (chunk("Hel", 1, 2), chunk("", 3, rounds=2), chunk("lo!", 4, 0, rounds=3
 
 @dataclass
 class ScriptedBackend:
-    """Yields `script` for every request: chunks go out, an exception is raised, HANG waits for ever."""
+    """Yields `script` for every request: chunks go out, an exception is raised, HANG waits for ever.
+
+    With `scripts`, request after request has the next of them.
+    """
 
     script: Sequence[Chunk | Exception | object] = HELLO
+    scripts: Sequence[Sequence[Chunk | Exception | object]] = ()
     profile: Profile = PROFILE
     tokenizer: CharTokenizer = CharTokenizer()
     target_status: TargetStatus | Exception = READY
@@ -56,9 +74,10 @@ class ScriptedBackend:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
         self.requests.append(request)
+        script = self.scripts[(len(self.requests) - 1) % len(self.scripts)] if self.scripts else self.script
         self.num_open += 1
         try:
-            for step in self.script:
+            for step in script:
                 if isinstance(step, Exception):
                     raise step
                 if step is HANG:

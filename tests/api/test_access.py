@@ -112,7 +112,7 @@ async def test_one_log_line_a_request_with_ids_and_counts_and_no_text(stream, ca
 
 
 REFUSED = [
-    ("/v1/completions", text_body(prompt=PROMPT, temperature=1)),
+    ("/v1/completions", text_body(prompt=PROMPT, temperature=3)),
     ("/v1/completions", text_body(prompt=PROMPT * 10)),
     ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": {"x": PROMPT}}]}),
     ("/v1/chat/completions", {"model": PROMPT, "messages": [{"role": "user", "content": PROMPT}]}),

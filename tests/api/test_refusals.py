@@ -6,30 +6,48 @@ import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as text_params
 import pytest
 
-from serving.api.schema import ChatBody, TextBody
+from serving.api.chat_body import ChatBody
+from serving.api.text_body import TextBody
 from tests.api.scripted import ScriptedBackend, chat_body, http_client, text_body
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
 
 BOTH = [
-    ({"temperature": 0.7}, "temperature", "sampling is not supported yet; use 0"),
     ({"temperature": -1}, "temperature", "must be greater than or equal to 0 (got -1)"),
+    ({"temperature": 2.1}, "temperature", "must be less than or equal to 2 (got 2.1)"),
     ({"temperature": "0"}, "temperature", 'must be a valid number (got "0")'),
     ({"temperature": float("nan")}, "temperature", "must be"),
-    ({"top_p": 0.9}, "top_p", "leave it out or send 1; sampling is not supported yet"),
-    ({"n": 2}, "n", "send one request for each choice"),
-    ({"n": True}, "n", "is not supported"),
-    ({"presence_penalty": 2.0}, "presence_penalty", "leave it out or send 0"),
-    ({"presence_penalty": -2.0}, "presence_penalty", "leave it out or send 0"),
-    ({"frequency_penalty": 2.0}, "frequency_penalty", "leave it out or send 0"),
-    ({"logit_bias": {"50256": -100}}, "logit_bias", "leave it out or send {}"),
-    ({"top_k": 5}, "top_k", "leave it out or send -1 or 0"),
-    ({"min_p": 0.1}, "min_p", "is not supported"),
+    ({"top_p": 0}, "top_p", "must be greater than 0 (got 0)"),
+    ({"top_p": 1.01}, "top_p", "must be less than or equal to 1"),
+    ({"n": 0}, "n", "must be greater than or equal to 1"),
+    ({"n": 17}, "n", "must be less than or equal to 16 (got 17)"),
+    ({"n": True}, "n", "must be a valid integer"),
+    ({"presence_penalty": 2.01}, "presence_penalty", "must be less than or equal to 2"),
+    ({"presence_penalty": -2.01}, "presence_penalty", "must be greater than or equal to -2"),
+    ({"frequency_penalty": float("inf")}, "frequency_penalty", "must be"),
+    ({"frequency_penalty": "high"}, "frequency_penalty", "must be a valid number"),
+    ({"logit_bias": {"256": 1}}, "logit_bias.256", "is not a token id of this model; they go from 0 to 255"),
+    ({"logit_bias": {"7": 101}}, "logit_bias.7", "must be less than or equal to 100 (got 101)"),
+    ({"logit_bias": {"7": None}}, "logit_bias.7", "must be a valid number"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "is not a token id; keys are ids in decimal"),
+    ({"logit_bias": {"07": 1}}, "logit_bias.07", "is not a token id; keys are ids in decimal"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 40, "is not a token id"),
+    ({"logit_bias": [7]}, "logit_bias", "must be a valid dictionary"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "must have at most 1024 items"),
+    ({"top_k": -2}, "top_k", "must be greater than or equal to -1"),
+    ({"top_k": 1.5}, "top_k", "must be a valid integer"),
+    ({"min_p": 1.1}, "min_p", "must be less than or equal to 1"),
+    ({"min_p": -0.1}, "min_p", "must be greater than or equal to 0"),
     ({"repetition_penalty": 1.1}, "repetition_penalty", "leave it out or send 1"),
-    ({"min_tokens": 3}, "min_tokens", "is not supported"),
-    ({"ignore_eos": True}, "ignore_eos", "leave it out or send false"),
-    ({"stop_token_ids": [3]}, "stop_token_ids", "leave it out or send []"),
+    ({"min_tokens": -1}, "min_tokens", "must be greater than or equal to 0"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "is 6, but the answer may have at most 5 tokens"),
+    ({"min_tokens": 63}, "min_tokens", "lower it or raise max_"),
+    ({"ignore_eos": "yes"}, "ignore_eos", "must be a valid boolean"),
+    ({"stop_token_ids": [3, 256]}, "stop_token_ids.1", "is not a token id of this model"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids.0", "is not a token id of this model"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids.0", "must be a valid integer"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids", "must have at most 64 items"),
     ({"skip_special_tokens": False}, "skip_special_tokens", "leave it out or send true"),
     ({"guided_json": {}}, "guided_json", "is not a parameter of this endpoint; remove it"),
     ({"max_tokens": 0}, "max_tokens", "must be greater than or equal to 1 (got 0)"),
@@ -68,8 +86,9 @@ CHAT = [
         "response_format",
         'leave it out or send {"type": "text"}',
     ),
-    ({"logprobs": True}, "logprobs", "leave it out or send false"),
-    ({"top_logprobs": 5}, "top_logprobs", "is not supported"),
+    ({"logprobs": 1}, "logprobs", "must be a valid boolean"),
+    ({"top_logprobs": 5}, "top_logprobs", "is 5, but is allowed only where logprobs is true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be less than or equal to 20"),
     ({"modalities": ["text", "audio"]}, "modalities", 'leave it out or send ["text"]'),
     ({"audio": {"voice": "x"}}, "audio", "is not supported: leave it out"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction", "is not supported"),
@@ -105,7 +124,7 @@ CHAT = [
         "messages.0.content.0.text",
         "must be valid Unicode",
     ),
-    ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "is not supported"),
+    ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "into the content"),
     (
         {"messages": [{"role": "assistant", "content": "a", "tool_calls": [TOOL]}]},
         "messages.0.tool_calls",
@@ -113,11 +132,15 @@ CHAT = [
     ),
 ]
 TEXT = [
-    ({"prompt": None}, "prompt", "must be a string or a list of token ids"),
+    ({"prompt": None}, "prompt", "must be a string or a list of token ids, or a list of such prompts"),
     ({"prompt": ""}, "prompt", "must hold at least one token"),
     ({"prompt": []}, "prompt", "must hold at least one token"),
-    ({"prompt": ["a", "b"]}, "prompt", "holds 2 prompts, but one request has one prompt; send 2 requests"),
-    ({"prompt": [[1], [2], [3]]}, "prompt", "holds 3 prompts"),
+    ({"prompt": ["a"] * 17}, "prompt", "holds 17 prompts, but one request may hold 16; send several requests"),
+    ({"prompt": ["a", 1]}, "prompt", "token ids, which are whole numbers"),
+    ({"prompt": ["a", ""]}, "prompt.1", "must hold at least one token"),
+    ({"prompt": ["a", [1, 256]]}, "prompt.1.1", "is not a token id of this model"),
+    ({"prompt": [[1], ["a"]]}, "prompt", "token ids, which are whole numbers"),
+    ({"prompt": ["a", "x" * 64]}, "prompt.1", "has 64 tokens"),
     ({"prompt": [1, "a"]}, "prompt", "token ids, which are whole numbers"),
     ({"prompt": [1, True]}, "prompt", "token ids, which are whole numbers"),
     ({"prompt": [1, 2.0]}, "prompt", "token ids, which are whole numbers"),
@@ -126,9 +149,12 @@ TEXT = [
     ({"prompt": [2**70]}, "prompt.0", "is not a token id"),
     ({"prompt": "\ud800"}, "prompt", "must be valid Unicode"),
     ({"prompt": "x" * 64}, "prompt", "has 64 tokens, but prompt and answer may have 64 together"),
-    ({"best_of": 2}, "best_of", "is not supported"),
-    ({"echo": True}, "echo", "is not supported"),
-    ({"logprobs": 0}, "logprobs", "is not supported"),
+    ({"best_of": 2}, "best_of", "is 2, but answers are not ranked here: leave it out, or ask for n = 2"),
+    ({"best_of": 3, "n": 2}, "best_of", "is 3, but answers are not ranked here"),
+    ({"echo": True, "logprobs": 0}, "echo", "of the prompt are not supported; leave out echo or logprobs"),
+    ({"echo": 1}, "echo", "must be a valid boolean"),
+    ({"logprobs": 6}, "logprobs", "must be less than or equal to 5"),
+    ({"logprobs": True}, "logprobs", "must be a valid integer"),
     ({"suffix": "x"}, "suffix", "is not supported"),
     ({"messages": []}, "messages", "is not a parameter of this endpoint"),
     ({"max_completion_tokens": 1}, "max_completion_tokens", "is not a parameter of this endpoint"),
@@ -156,15 +182,17 @@ async def _post(client, route, body):
     return await client.post(f"/v1/{route}", content=json.dumps(body), headers=headers)
 
 
-NEUTRAL = {
-    "temperature": [0, 0.0, None], "top_p": [1, 1.0, None], "n": [1, None], "presence_penalty": [0, 0.0],
-    "frequency_penalty": [0, None], "logit_bias": [{}, None], "stop": [[], None], "seed": [7, -7, None],
+TAKEN = {
+    "temperature": [0, 0.0, 2, None], "top_p": [1, 1.0, 0.01, None], "n": [1, 16, None],
+    "presence_penalty": [0, 0.0, -2], "frequency_penalty": [0, 2.0, None],
+    "logit_bias": [{}, {"0": -100, "255": 0.5}, None], "stop": [[], None], "seed": [7, -7, None],
     "user": ["u", None], "stream": [False, None], "stream_options": [None], "max_tokens": [None],
-    "speculation": [None, {}], "cache_salt": ["s", None], "top_k": [-1, 0], "min_p": [0], "min_tokens": [0],
-    "repetition_penalty": [1], "ignore_eos": [False], "stop_token_ids": [[]], "skip_special_tokens": [True],
+    "speculation": [None, {}], "cache_salt": ["s", None], "top_k": [-1, 0, 1, None], "min_p": [0, 1, None],
+    "min_tokens": [0, 5, None], "repetition_penalty": [1], "ignore_eos": [False, True, None],
+    "stop_token_ids": [[], [0, 255], None], "skip_special_tokens": [True],
 }  # fmt: skip
-CHAT_NEUTRAL = NEUTRAL | {
-    "logprobs": [False, None], "top_logprobs": [0, None], "metadata": [{"a": "b"}, None],
+CHAT_TAKEN = TAKEN | {
+    "logprobs": [False, True, None], "top_logprobs": [0, None], "metadata": [{"a": "b"}, None],
     "parallel_tool_calls": [True, False, None], "tools": [[], None], "tool_choice": ["none", "auto", None],
     "functions": [[], None], "function_call": ["none", "auto", None], "store": [False, None],
     "response_format": [{"type": "text"}, None],
@@ -174,34 +202,34 @@ CHAT_NEUTRAL = NEUTRAL | {
     "prompt_cache_retention": ["in_memory", None], "safety_identifier": ["s", None],
     "max_completion_tokens": [None],
 }  # fmt: skip
-TEXT_NEUTRAL = NEUTRAL | {
+TEXT_TAKEN = TAKEN | {
     "best_of": [1, None],
-    "echo": [False, None],
-    "logprobs": [None],
+    "echo": [False, True, None],
+    "logprobs": [0, 5, None],
     "suffix": ["", None],
 }
-PASSING = [("chat/completions", chat_body(**{k: v})) for k, values in CHAT_NEUTRAL.items() for v in values]
-PASSING += [("completions", text_body(**{k: v})) for k, values in TEXT_NEUTRAL.items() for v in values]
+PASSING = [("chat/completions", chat_body(**{k: v})) for k, values in CHAT_TAKEN.items() for v in values]
+PASSING += [("completions", text_body(**{k: v})) for k, values in TEXT_TAKEN.items() for v in values]
 
 
 @pytest.mark.parametrize(("route", "body"), PASSING)
-async def test_a_neutral_value_passes(route, body):
+async def test_a_supported_or_neutral_value_passes(route, body):
     async with http_client(ScriptedBackend()) as client:
         response = await client.post(f"/v1/{route}", json=body)
     assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(
-    ("params", "body", "neutral", "refused"),
+    ("params", "body", "taken", "refused"),
     [
-        (chat_params.CompletionCreateParamsBase, ChatBody, CHAT_NEUTRAL, BOTH + CHAT),
-        (text_params.CompletionCreateParamsBase, TextBody, TEXT_NEUTRAL, BOTH + TEXT),
+        (chat_params.CompletionCreateParamsBase, ChatBody, CHAT_TAKEN, BOTH + CHAT),
+        (text_params.CompletionCreateParamsBase, TextBody, TEXT_TAKEN, BOTH + TEXT),
     ],
 )
-def test_every_parameter_of_the_official_client_is_known_and_in_these_tables(params, body, neutral, refused):
+def test_every_parameter_of_the_official_client_is_known_and_in_these_tables(params, body, taken, refused):
     known = set(params.__annotations__)
     assert known <= set(body.model_fields)
-    assert known - set(neutral) <= {"model", "messages", "prompt"}
+    assert known - set(taken) <= {"model", "messages", "prompt"}
     unsupported = {name for name, info in body.model_fields.items() if info.annotation is type(None)}
     assert unsupported <= {name for fields, _, _ in refused for name in fields}
 
@@ -227,6 +255,20 @@ async def test_a_body_that_is_no_json_object(content, content_type, sentence):
     assert response.status_code == 400
     assert sentence in response.json()["error"]["message"]
     assert response.json()["error"]["code"] == "invalid_json"
+
+
+SCHEMA = {"name": "s", "strict": True, "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize("kind", [{"type": "json_schema", "json_schema": SCHEMA}, {"type": "json_object"}, {}, "text"])
+async def test_case_18_a_json_schema_is_refused_and_the_server_goes_on(kind):
+    backend = ScriptedBackend()
+    async with http_client(backend) as client:
+        refused = await client.post("/v1/chat/completions", json=chat_body(response_format=kind))
+        answered = await client.post("/v1/chat/completions", json=chat_body())
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "response_format", "unsupported_parameter")
+    assert (answered.status_code, len(backend.requests)) == (200, 1)
 
 
 @pytest.mark.parametrize(

@@ -46,3 +46,17 @@ def test_what_a_template_refuses_is_a_request_error(tokenizer: ChatTokenizer) ->
     bare = ChatTokenizer("bare", frozenset(), 3, type("Bare", (), {"chat_template": None})())
     with pytest.raises(RequestError, match="no chat template"):
         bare.render_chat([{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.parametrize("text", ["Hello, world.", "  two\n\nlines\t", "caf\u00e9 \N{WATER WAVE}\u6c34", "10 + 7 = 17"])
+def test_token_bytes_put_together_are_the_text(tokenizer: ChatTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text).tolist()
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+
+
+def test_token_text_spells_special_tokens_and_half_characters(tokenizer: ChatTokenizer) -> None:
+    assert [tokenizer.token_text(token) for token in (1, 2)] == ["<|im_start|>", "<|im_end|>"]
+    assert {1, 2} <= tokenizer.special_ids
+    halves = tokenizer.encode("\N{WATER WAVE}").tolist()
+    assert len(halves) > 1
+    assert tokenizer.token_text(halves[0]).startswith("bytes:\\x")
