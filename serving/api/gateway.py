@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -103,8 +104,9 @@ async def _respond(
     """Generate, and answer in one piece or as a stream; nothing is sent before the first chunk is there."""
     tenant = tenant_of(body, token=bearer_token(request.headers))
     asked = generation_request(body, prompt, id_prefix=framing.id_prefix, backend=backend, tenant=tenant)
-    delivery = Delivery(asked.request_id, len(prompt.ids))
     record = RequestRecord.of(request.scope)
+    asked = replace(asked, received_s=record.received_s)
+    delivery = Delivery(asked.request_id, len(prompt.ids))
     record.delivery = delivery
     dressed = framing(asked.request_id, int(time.time()), body.model)
     chunks = counted(backend.generate(asked), delivery)

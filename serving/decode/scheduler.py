@@ -12,6 +12,7 @@ from serving.decode.grouping import Grouping
 from serving.decode.round import Settled, ended, settle
 from serving.decode.stats import EngineStats
 from serving.decode.text import TextStream
+from serving.decode.timing import RequestLog
 from serving.errors import RequestError
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
 from serving.session import Session
@@ -88,7 +89,8 @@ class Scheduler:
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._running: dict[str, _Running] = {}
         self._flights: deque[_Flight] = deque()
-        self.stats = EngineStats()
+        self.stats = EngineStats(max_draft=limits.max_draft)
+        self.log = RequestLog(self.stats)
 
     @property
     def num_running(self) -> int:
@@ -188,6 +190,8 @@ class Scheduler:
 
     def _open(self, waiting: _Waiting) -> None:
         request = waiting.request
+        self.log.admit(request.request_id)
+        self.stats.prompt_tokens += len(request.prompt_ids)
         session = Session.admit(request, max_draft=self._limits.max_draft)
         text = TextStream(self._decode, request.limits.stop_strings)
         for token in request.resume_ids.tolist():
@@ -224,6 +228,7 @@ class Scheduler:
             requests = [self._draft_request(run.session) for run in group]
             started = time.perf_counter()
             pending = self._drafter.start(requests)
+            self.stats.draft_wait_s += time.perf_counter() - started
             self._flights.append(_Flight([r.session_id for r in requests], pending, started))
 
     @staticmethod
