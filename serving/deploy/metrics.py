@@ -38,14 +38,14 @@ class RayInstruments:
         self._histograms[metric].observe(value, _tags(metric, label))
 
 
-async def publish_for_ever(publisher: Publisher, read: Callable[[], Reading]) -> None:
-    """Publish a reading every PERIOD_S, until cancelled."""
+async def publish_for_ever(publisher: Publisher, read: Callable[[], Reading], *, period_s: float = PERIOD_S) -> None:
+    """Publish a reading every `period_s`, until cancelled. One that fails is logged; the next may be better."""
     while True:
         try:
             publisher.publish(read())
-        except Exception:
+        except Exception:  # the task's boundary: metrics must not end with one bad reading
             log.exception("metrics could not be published; trying again")
-        await asyncio.sleep(PERIOD_S)
+        await asyncio.sleep(period_s)
 
 
 def _keys(metric: Metric) -> tuple[str] | None:
