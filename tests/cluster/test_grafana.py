@@ -97,3 +97,9 @@ def test_case_21_a_drafter_that_is_never_right_is_noticed():
     assert alarms[-1]
     assert not alarms[3]
     assert not holds(RULES["DrafthouseDrafterNeverRight"]["expr"], meters, drafts_a_second=0)
+
+
+def test_the_readme_names_every_metric():
+    section = (FOLDER.parents[1] / "README.md").read_text().split("## Metrics\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`((?:vllm|drafthouse)_\w+)`", section))
+    assert named == {metric.name for metric in METRICS}
