@@ -208,6 +208,7 @@ class GenerationRequest:
     """One sequence to generate. `resume_ids` are output ids already delivered by a replica that died.
 
     `num_logprobs` asks for the log probability of every emitted token and of the so many likeliest beside it.
+    `received_s` is when the gateway got it, in Unix time.
     """
 
     request_id: str
@@ -220,6 +221,7 @@ class GenerationRequest:
     resume_ids: Ids = field(default_factory=lambda: EMPTY_IDS)
     ledger: Ledger = Ledger()
     receipt: "Receipt | None" = None
+    received_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

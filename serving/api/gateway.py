@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -109,10 +110,12 @@ async def _respond(
     """Generate, and answer in one piece or as a stream; nothing is sent before every choice has begun."""
     tenant = tenant_of(body, token=bearer_token(request.headers))
     completion_id = f"{framing.id_prefix}-{uuid.uuid4().hex}"
-    asked = generation_requests(body, prompts, completion_id=completion_id, backend=backend, tenant=tenant)
-    tally = Tally.of(completion_id, prompts, asked)
     record = RequestRecord.of(request.scope)
-    record.tally = tally
+    asked = [
+        replace(choice, received_s=record.received_s)
+        for choice in generation_requests(body, prompts, completion_id=completion_id, backend=backend, tenant=tenant)
+    ]
+    record.tally = tally = Tally.of(completion_id, prompts, asked)
     dressed = framing(completion_id, int(time.time()), body.model, backend.tokenizer)
     pairs = zip(asked, tally.deliveries, strict=True)
     grown = merged([counted(backend.generate(choice), delivery) for choice, delivery in pairs])

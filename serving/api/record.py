@@ -20,12 +20,13 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 @dataclass
 class RequestRecord:
-    """Filled in while a request passes; one line when it has ended."""
+    """Filled in while a request passes; one line when it has ended. `received_s` is in Unix time."""
 
     request_id: str
     status: int | None = None
     outcome: Outcome = "complete"
     tally: Tally | None = None
+    received_s: float = field(default_factory=time.time)
     _started_s: float = field(default_factory=time.perf_counter)
 
     @classmethod

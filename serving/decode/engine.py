@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serving.decode.scheduler import Scheduler, SchedulerLimits, Sink
+from serving.decode.stats import EngineStats
+from serving.decode.timing import RequestTimes
 from serving.errors import OverloadedError
 from serving.types import Chunk, GenerationRequest
 
@@ -55,7 +57,8 @@ class Engine:
             if len(self._outstanding) >= self._limits.max_sessions + self._limits.max_queued:
                 raise OverloadedError(f"{len(self._outstanding)} requests are in work or waiting; try again later")
             self._outstanding.add(request.request_id)
-        self._post(lambda: self._scheduler.submit(request, self._tracked(sink)))
+        timed = self._scheduler.log.watch(request, self._tracked(sink))
+        self._post(lambda: self._scheduler.submit(request, timed))
 
     def cancel(self, request_id: str) -> None:
         """Free a request's state in every role before the next round. Unknown or ended ids change nothing."""
@@ -73,8 +76,13 @@ class Engine:
         )
 
     @property
-    def stats(self) -> dict[str, float | list[int]]:
-        return self._scheduler.stats.snapshot()
+    def stats(self) -> EngineStats:
+        """A copy."""
+        return self._scheduler.stats.copy()
+
+    def drain_times(self) -> list[RequestTimes]:
+        """The requests that have ended since the last call."""
+        return self._scheduler.log.drain()
 
     def _tracked(self, sink: Sink) -> Sink:
         def deliver(chunk: Chunk) -> None:

@@ -1,6 +1,6 @@
 """Continuous batching: who is in the batch, and one step of it. No thread and no clock policy here.
 
-A step: admit -> take the drafts that were started -> verify -> clip and commit -> start the next drafts -> stream.
+A step: admit -> take the drafts that were started -> verify -> clip and commit -> stream -> start the next drafts.
 """
 
 import time
@@ -13,6 +13,7 @@ from serving.decode.guard import DraftPolicy
 from serving.decode.round import Settled, ended, settle
 from serving.decode.stats import EngineStats
 from serving.decode.text import TextStream
+from serving.decode.timing import RequestLog
 from serving.errors import RequestError
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
 from serving.session import Session
@@ -100,7 +101,8 @@ class Scheduler:
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._running: dict[str, _Running] = {}
         self._flights: deque[_Flight] = deque()
-        self.stats = EngineStats()
+        self.stats = EngineStats(draft_limit=float(limits.max_draft))
+        self.log = RequestLog(self.stats)
 
     @property
     def num_running(self) -> int:
@@ -159,9 +161,9 @@ class Scheduler:
             if run.session.is_finished:
                 self._release(run.session, remember=True)
                 self.stats.finished += 1
-        self._start_drafts([run for run in batch if not run.session.is_finished])
         for run, outcome in settled:
             run.sink(outcome.chunk)
+        self._start_drafts([run for run in batch if not run.session.is_finished])
 
     def _verify(self, proposals: list[Proposal], drafted: _Drafted, *, feeds_prompts: bool) -> list[Verified | None]:
         started = time.perf_counter()
@@ -208,6 +210,8 @@ class Scheduler:
 
     def _open(self, waiting: _Waiting) -> None:
         request = waiting.request
+        self.log.admit(request.request_id)
+        self.stats.prompt_tokens += len(request.prompt_ids)
         session = Session.admit(request, max_draft=self._limits.max_draft)
         text = TextStream(self._decode, request.limits.stop_strings)
         for token in request.resume_ids.tolist():
@@ -230,16 +234,17 @@ class Scheduler:
             found = flight.pending.result()
             now = time.perf_counter()
             drafted.seconds += flight.asking_s + now - waited
+            self.stats.draft_wait_s += now - waited
             self._grouping.record(len(flight.session_ids), draft_s=now - flight.started_s)
             drafted.drafts.update(zip(flight.session_ids, found, strict=True))
-        self.stats.draft_wait_s += drafted.seconds
         elsewhere = {session_id for flight in self._flights for session_id in flight.session_ids}
         return [run for key, run in self._running.items() if key not in elsewhere], drafted
 
     def _start_drafts(self, batch: list[_Running]) -> None:
         ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
         limits = {run.session.request_id: self._policy.limit(run.session.request_id, len(batch)) for run in ready}
-        self.stats.draft_limit = sum(limits.values()) / len(limits) if limits else 0.0
+        if limits:
+            self.stats.draft_limit = sum(limits.values()) / len(limits)
         asking = [run for run in ready if limits[run.session.request_id] > 0]
         if not asking:
             return
@@ -251,6 +256,7 @@ class Scheduler:
             started = time.perf_counter()
             pending = self._drafter.start(requests)
             asking_s = time.perf_counter() - started
+            self.stats.draft_wait_s += asking_s
             self._flights.append(_Flight([r.session_id for r in requests], pending, started, asking_s))
 
     @staticmethod

@@ -1,5 +1,6 @@
 """Counters of one engine since it started."""
 
+import copy
 from dataclasses import asdict, dataclass, field
 
 
@@ -7,15 +8,19 @@ from dataclasses import asdict, dataclass, field
 class EngineStats:
     """Sums over all requests. accepted excludes bonus and recovered tokens, so accepted <= drafted always.
 
-    draft_limit is no sum: the mean K of the sessions in the last round, as the policy set it.
+    `num_drafts` are proposals with K > 0, `drafts_empty` those with none; `accepted_at[i]` counts the drafts whose
+    token i was kept. `draft_wait_s` is the engine thread's time in drafters, `verify_s` its time in passes of the
+    target. `draft_limit` is no sum: the mean K that sessions were allowed in the last round.
     """
 
     rounds: int = 0
     target_rows: int = 0
+    num_drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
     drafts_empty: int = 0
+    prompt_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
@@ -31,7 +36,8 @@ class EngineStats:
 
     def count_draft(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """One settled proposal."""
-        self.drafted += num_drafted
+        self.num_drafts += num_drafted > 0
+        self.drafted += num_drafted  # before what was accepted: a copy made in between still has accepted <= drafted
         self.accepted += num_accepted
         self.emitted += num_emitted
         self.target_rows += num_drafted + 1
@@ -39,6 +45,12 @@ class EngineStats:
         self.accepted_at.extend([0] * (num_accepted - len(self.accepted_at)))
         for position in range(num_accepted):
             self.accepted_at[position] += 1
+
+    def copy(self) -> "EngineStats":
+        """As of now. Any thread may ask: half a round may be in it, but never more accepted than drafted."""
+        copied = copy.copy(self)
+        copied.accepted_at = list(self.accepted_at)
+        return copied
 
     def snapshot(self) -> dict[str, float | list[int]]:
         """A copy as plain numbers, with the acceptance rate."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.deploy.hops import Hops
 from serving.deploy.messages import DraftAnswer, DraftCall
 from serving.deploy.sync import SessionSync
 from serving.protocols import DraftRequest, Outcome, PendingDrafts
@@ -66,6 +67,7 @@ class _Pending:
     link: Link
     call: DraftCall
     reply: Reply
+    sent_s: float
 
     def result(self) -> list[Draft]:
         return self.drafter.take(self)
@@ -86,6 +88,7 @@ class RemoteDrafter:
         self._link: Link | None = None
         self._late: Reply | None = None
         self._rests_until_s = 0.0
+        self.hops = Hops()
 
     def connect(self, link: Link | None) -> None:
         """Use this lease from now on, or none. May be called from any thread."""
@@ -104,8 +107,9 @@ class RemoteDrafter:
             return NoDrafts(len(requests))
         with self._sync_lock:
             self._adopt(link)
+            sent_s = time.perf_counter()
             replies = [(call, link.worker.send(call)) for call in self._sync.prepare(requests)]
-        return _Pending(self, link, *replies[-1])
+        return _Pending(self, link, *replies[-1], sent_s)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         with self._sync_lock:
@@ -128,7 +132,7 @@ class RemoteDrafter:
         """The drafts of a call that was started; waits for them at most `timeout_s`."""
         nothing = [EMPTY_DRAFT] * len(pending.call.items)
         try:
-            answer = pending.reply.result(self._timeout_s)
+            answer = self._awaited(pending)
             with self._sync_lock:
                 return self._sync.absorb(pending.call, answer)
         except TimeoutError:
@@ -141,6 +145,17 @@ class RemoteDrafter:
         except WorkerLostError:
             self._lose(pending.link)
         return nothing
+
+    def _awaited(self, pending: _Pending) -> DraftAnswer:
+        asked_s = time.perf_counter()
+        answer = pending.reply.result(self._timeout_s)
+        self.hops = self.hops.plus(
+            sent_s=pending.sent_s,
+            asked_s=asked_s,
+            answered_s=time.perf_counter(),
+            compute_s=answer.compute_s,
+        )
+        return answer
 
     @property
     def _reachable(self) -> Link | None:

@@ -5,7 +5,7 @@ that place first, so a message may arrive twice, or late, and change nothing tha
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -106,11 +106,15 @@ class DraftedItem:
 
 @dataclass(frozen=True, slots=True)
 class DraftAnswer:
-    """One entry an item of the call, in order; None where the callee lacks the prefix and needs it from 0."""
+    """One entry an item of the call, in order; None where the callee lacks the prefix and needs it from 0.
+
+    `compute_s` is the callee's own time: what is left of the call's is the hop.
+    """
 
     incarnation: str
     number: int
     drafts: tuple[DraftedItem | None, ...]
+    compute_s: float = field(default=0.0, compare=False)
 
 
 def packed(pieces: Iterable[DraftItem]) -> list[list[DraftItem]]:

@@ -1,5 +1,6 @@
 """The drafter's half of the protocol: the sessions of every Target that holds a lease. No Ray."""
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,11 +62,13 @@ class DraftTable:
         """Apply one call. A call for another incarnation changes nothing and is told to start over."""
         if call.incarnation != self._incarnation:
             return DraftAnswer(self._incarnation, call.number, (None,) * len(call.items))
+        started = time.perf_counter()
         self._observe(call.owner, call.outcomes)
         for close in call.closes:
             self._close(call.owner, close)
         entries = [self._updated(call.owner, item) for item in call.items]
-        return DraftAnswer(self._incarnation, call.number, self._draft(call, entries))
+        drafts = self._draft(call, entries)
+        return DraftAnswer(self._incarnation, call.number, drafts, time.perf_counter() - started)
 
     def release(self, owner: str) -> int:
         """Forget every session of `owner`, remember none; returns how many there were."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
@@ -10,8 +11,12 @@ from ray.serve.handle import DeploymentHandle
 from serving.config import Profile
 from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
+from serving.decode.stats import EngineStats
 from serving.deploy.drafter_lease import DrafterLease
+from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
+from serving.deploy.metrics import RayInstruments, publish_for_ever
+from serving.deploy.readings import Publisher, Reading
 from serving.deploy.status import TargetStatus
 from serving.types import Chunk, GenerationRequest
 
@@ -25,7 +30,7 @@ class Generator(Protocol):
     def health(self) -> Health: ...
 
     @property
-    def stats(self) -> dict[str, float | list[int]]: ...
+    def stats(self) -> EngineStats: ...
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None: ...
 
@@ -83,6 +88,9 @@ class TargetReplica:
         built = build(profile, drafter=None if self._lease is None else self._lease.drafter)
         self._engine = built.engine()
         self._engine.start()
+        self._queue_limit = profile.engine.max_queued
+        publishing = publish_for_ever(Publisher(RayInstruments()), self._read)
+        self._publish_task = asyncio.get_running_loop().create_task(publishing)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one request; see `stream`."""
@@ -97,15 +105,28 @@ class TargetReplica:
             degraded=health.degraded,
             running=health.num_running,
             waiting=health.num_waiting,
-            stats=self._engine.stats,
+            stats=self._engine.stats.snapshot(),
         )
 
     async def check_health(self) -> None:
         """Judged by the last completed round: a busy engine is healthy, a stuck one is not."""
         raise_if_stalled(self._engine.health, limit_s=self._stall_limit_s)
 
+    def _read(self) -> Reading:
+        return Reading(
+            time_s=time.monotonic(),
+            health=self._engine.health,
+            stats=self._engine.stats,
+            hops=Hops() if self._lease is None else self._lease.drafter.hops,
+            queue_limit=self._queue_limit,
+            ended=self._engine.drain_times(),
+        )
+
     def __del__(self) -> None:
         """Serve calls this when the last request is through."""
         lease = getattr(self, "_lease", None)  # absent where the constructor raised
         if lease is not None:
             lease.stop()
+        publishing = getattr(self, "_publish_task", None)
+        if publishing is not None:
+            publishing.cancel()

@@ -20,9 +20,9 @@ def request(name: str, max_tokens: int = 600, *, prompt=PROMPT, max_draft: int |
 
 
 def run_app(profile: str, *, name: str = APP_NAME, **fields) -> "Application":
-    """Deploy on half a CPU a role and wait until it runs."""
+    """Deploy, on half a CPU a role unless `fields` say otherwise, and wait until it runs."""
     half = Scaling(num_cpus=0.5)
-    args = AppArgs(profile=profile, target=half, drafter=half, **fields)
+    args = AppArgs(**{"profile": profile, "target": half, "drafter": half} | fields)
     prefix = "/" if name == APP_NAME else f"/{name}"
     serve.run(app(args), name=name, route_prefix=prefix)
     return Application(name)

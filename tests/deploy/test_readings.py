@@ -1,0 +1,123 @@
+"""From scripted rounds to what the metrics show."""
+
+from dataclasses import replace
+
+import pytest
+
+from serving.decode.offline import complete
+from serving.deploy import metric_table as m
+from serving.deploy.hops import Hops
+from serving.deploy.metric_table import METRICS
+from serving.deploy.readings import WINDOW_S, Publisher
+from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, request
+from tests.decode.test_timing import DONE
+from tests.deploy.metered import Meters, reading_of
+
+
+@pytest.fixture
+def meters():
+    return Meters()
+
+
+@pytest.fixture
+def publisher(meters):
+    return Publisher(meters)
+
+
+def run(scheduler, name="a", max_tokens=13):
+    list(complete(scheduler, [request(name, max_tokens=max_tokens)]))
+
+
+def test_names_are_unique_and_as_prometheus_and_ray_want_them():
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    assert all(metric.name.startswith(("vllm_", "drafthouse_")) and ":" not in metric.name for metric in METRICS)
+    assert all(bool(metric.boundaries) == (metric.kind == "histogram") for metric in METRICS)
+    assert all(list(metric.boundaries) == sorted(set(metric.boundaries)) for metric in METRICS)
+
+
+def test_counters_show_the_sums_however_often_they_are_published(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic, right=2), max_draft=3)
+    for time_s, name in enumerate("abc"):
+        run(scheduler, name)
+        publisher.publish(reading_of(scheduler, time_s=time_s))
+        publisher.publish(reading_of(scheduler, time_s=time_s + 0.5))
+    stats = scheduler.stats
+    assert meters.counts == {
+        (m.NUM_DRAFTS.name, None): 12,
+        (m.NUM_DRAFT_TOKENS.name, None): stats.drafted,
+        (m.NUM_ACCEPTED_TOKENS.name, None): 24,
+        (m.NUM_ACCEPTED_AT.name, "0"): 12,
+        (m.NUM_ACCEPTED_AT.name, "1"): 12,
+        (m.PROMPT_TOKENS.name, None): 6,
+        (m.GENERATION_TOKENS.name, None): 39,
+        (m.DRAFTS_EMPTY.name, None): 3,
+        (m.ROUNDS.name, None): 15,
+        (m.TARGET_ROWS.name, None): stats.target_rows,
+    }
+    assert meters.gauges[m.ACCEPTED_LENGTH.name] == 2.0
+    assert meters.gauges[m.ACCEPTANCE_RATE.name] == stats.acceptance_rate
+    assert meters.gauges[m.SPECULATION_K.name] == 3
+    assert meters.gauges[m.QUEUE_LIMIT.name] == 8
+
+
+def test_case_20_the_published_rate_excludes_the_bonus(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic), max_draft=3)
+    run(scheduler)
+    publisher.publish(reading_of(scheduler, time_s=0.0))
+    assert meters.gauges[m.ACCEPTANCE_RATE.name] == 1.0
+    assert meters.counts[m.GENERATION_TOKENS.name, None] > meters.counts[m.NUM_ACCEPTED_TOKENS.name, None]
+
+
+def test_without_drafts_no_rate_is_claimed(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), ScriptedDrafter(lambda _: []))
+    run(scheduler)
+    publisher.publish(reading_of(scheduler, time_s=0.0))
+    assert not {m.ACCEPTANCE_RATE.name, m.ACCEPTED_LENGTH.name, m.HOP_MS.name} & meters.gauges.keys()
+    assert meters.counts[m.DRAFTS_EMPTY.name, None] == 13
+
+
+def test_shares_are_of_the_last_minute(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    hops = [Hops(10, 0.5, 0.2), Hops(20, 0.7, 0.3), Hops(20, 0.7, 0.3)]
+    for number, sums in enumerate(hops):
+        publisher.publish(reading_of(scheduler, time_s=number * WINDOW_S, hops=sums))
+        if number == 0:
+            assert meters.gauges[m.HOP_MS.name] == pytest.approx(30.0)
+            assert meters.gauges[m.DRAFT_MS.name] == pytest.approx(20.0)
+    assert meters.gauges[m.HOP_MS.name] == pytest.approx(10.0)
+    assert meters.gauges[m.DRAFT_MS.name] == pytest.approx(10.0)
+
+
+def test_a_level_is_as_of_now(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic), max_sessions=2)
+    for name in "abc":
+        scheduler.submit(request(name), lambda _: None)
+    scheduler.step()
+    publisher.publish(reading_of(scheduler, time_s=0.0))
+    assert (meters.gauges[m.NUM_RUNNING.name], meters.gauges[m.NUM_WAITING.name]) == (2, 1)
+    assert meters.gauges[m.DEGRADED.name] == 0.0
+
+
+def test_a_request_is_observed_once_when_it_has_ended(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    publisher.publish(reading_of(scheduler, time_s=0.0, ended=[DONE]))
+    publisher.publish(reading_of(scheduler, time_s=1.0))
+    assert meters.counts[m.REQUEST_SUCCESS.name, "length"] == 1
+    assert meters.observed == {
+        (m.FIRST_TOKEN_S.name, None): [5.5],
+        (m.FIRST_TOKEN_PART_S.name, "ingress"): [0.5],
+        (m.FIRST_TOKEN_PART_S.name, "queue"): [2.0],
+        (m.FIRST_TOKEN_PART_S.name, "draft"): [1.0],
+        (m.FIRST_TOKEN_PART_S.name, "verify"): [2.0],
+        (m.REQUEST_S.name, None): [7.5],
+        (m.TOKEN_S.name, None): [0.5],
+    }
+
+
+@pytest.mark.parametrize(("reason", "label"), [("cancelled", "abort"), ("error", "error")])
+def test_a_request_that_was_cut_off_says_nothing_of_latency(publisher, meters, reason, label):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    publisher.publish(reading_of(scheduler, time_s=0.0, ended=[replace(DONE, reason=reason, first_token_s=None)]))
+    assert meters.counts[m.REQUEST_SUCCESS.name, label] == 1
+    assert meters.observed == {}
