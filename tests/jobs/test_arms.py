@@ -1,0 +1,128 @@
+"""The arms on toys: a tiny random Llama through transformers' loops, a scripted model through ours."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.arms import Work, assistant_of, profile_arm, stock_arms
+from serving.build import Built
+from serving.config import ModelConfig, ModelDrafter, Profile, SuffixDrafter
+from serving.decode.scheduler import SchedulerLimits
+from serving.errors import ConfigError, RequestError
+from serving.models.tokenizer import ChatTokenizer
+from serving.types import as_ids
+from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain
+from tests.models.tiny import tiny_model
+
+NO_STOP = frozenset({198})
+PROMPTS = [as_ids([5, 9, 11]), as_ids([7, 3, 4, 8, 6])]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Steps this small only lose by waiting for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(model=saved(tmp_path_factory.mktemp("target")), dtype="float32")
+
+
+def saved(folder: Path, **overrides: object) -> str:
+    tiny_model("llama", **overrides).save_pretrained(folder)
+    return str(folder)
+
+
+def work(**changes: object) -> Work:
+    return Work(**{"prompts": PROMPTS, "stop_ids": NO_STOP, "max_tokens": 9, **changes})  # type: ignore[arg-type]
+
+
+def test_the_stock_arms_say_the_same_and_time_every_answer(target: ModelConfig, tmp_path: Path) -> None:
+    assistant = saved(tmp_path, num_hidden_layers=1)
+    arms = stock_arms(["generate", "lookup", "assisted"], target, assistant, work())
+    found = {name: arm.measure() for name, arm in arms.items()}
+    assert [[len(ids) for ids in one.outputs] for one in found.values()] == [[9, 9]] * 3
+    assert found["generate"].outputs == found["lookup"].outputs == found["assisted"].outputs
+    for measured in found.values():
+        spent_ms = sum(8 * tpot for tpot in measured.tpots_ms if tpot is not None)
+        assert 0.0 < spent_ms < 1000.0 * measured.seconds
+    assert all(arm.is_comparable for arm in arms.values())
+
+
+def test_a_padded_batch_says_what_single_prompts_do(target: ModelConfig) -> None:
+    one, both = (stock_arms(["generate"], target, None, work(batch=batch))["generate"].measure() for batch in (1, 2))
+    assert one.outputs == both.outputs
+    assert None not in both.tpots_ms
+
+
+def test_stock_samples_repeat_with_the_seed_and_are_not_comparable(target: ModelConfig) -> None:
+    def outputs(seed: int) -> list[list[int]]:
+        arm = stock_arms(["generate"], target, None, work(temperature=1.5, seed=seed))["generate"]
+        assert not arm.is_comparable
+        first, second = arm.measure().outputs, arm.measure().outputs
+        assert first == second
+        return first
+
+    assert outputs(1) != outputs(2)
+
+
+def test_an_assistant_of_other_ids_is_refused(target: ModelConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--assistant: must have the target's 199 ids, but .* has 150"):
+        stock_arms(["assisted"], target, saved(tmp_path, vocab_size=150), work())
+
+
+def test_no_assistant_at_all_is_refused(target: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match="--assistant: the `assisted` arm needs it"):
+        stock_arms(["assisted"], target, None, work())
+
+
+def test_the_assistant_is_the_first_draft_model_of_the_profiles() -> None:
+    profiles = [Profile(name="a", drafter=SuffixDrafter()), Profile(name="b", drafter=ModelDrafter(model="mine"))]
+    assert assistant_of(profiles) == "mine"
+    assert assistant_of(profiles[:1]) is None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A scripted model and the scheduler around it, as `build` would return them."""
+
+    model: ScriptedModel
+    built: Built
+
+
+@pytest.fixture
+def recording() -> Recording:
+    model = ScriptedModel(arithmetic)
+    limits = SchedulerLimits(max_sessions=4, max_length=256, max_queued=64, max_draft=5)
+    tokenizer = ChatTokenizer("scripted", NO_STOP, 199, None)
+    scheduler = make_scheduler(model, oracle(arithmetic, right=2))
+    return Recording(model, Built(Profile(name="scripted"), scheduler, limits, tokenizer))
+
+
+def test_a_profile_answers_in_order_with_what_speculation_did(recording: Recording) -> None:
+    measured = profile_arm(recording.built, work()).measure()
+    assert measured.outputs == [plain(arithmetic, ids.tolist(), 9) for ids in PROMPTS]
+    assert measured.accepted_length is not None
+    assert measured.accepted_length > 1.5
+    assert measured.target_passes_per_token is not None
+    assert measured.target_passes_per_token < 0.5
+    assert all(tpot is not None and 0.0 < tpot < 1000.0 * measured.seconds for tpot in measured.tpots_ms)
+
+
+def test_a_prompt_that_can_never_fit_is_refused_before_anything_runs(recording: Recording) -> None:
+    with pytest.raises(RequestError, match="exceeds the 256 tokens"):
+        profile_arm(recording.built, work(prompts=[as_ids([3] * 250)]))
+    assert recording.model.num_passes == 0
+
+
+def test_every_prompt_has_its_own_seed() -> None:
+    there = work(temperature=0.7, seed=5)
+    assert [there.sampling(index).seed for index in range(3)] == [5, 6, 7]
+    assert there.sampling(0).temperature == 0.7
