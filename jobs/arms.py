@@ -19,6 +19,7 @@ from serving.models.packed import Network
 from serving.types import Chunk, GenerationRequest, Ids, Limits, Receipt, Sampling
 
 LOOKUP_TOKENS = 10
+WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,15 @@ class Work:
 
 
 def stock_arms(names: Sequence[str], target: ModelConfig, assistant: str | None, work: Work) -> dict[str, Arm]:
-    """`generate`, `lookup` (prompt lookup) and `assisted` on one network; their samples are torch's, not comparable."""
+    """`generate`, `lookup` (prompt lookup) and `assisted` on one network; their samples are torch's, so not compared."""
     if not names:
         return {}
     stock = StockGenerate(target.model, target.dtype, stop_ids=work.stop_ids)
     options: dict[str, dict[str, object]] = {"generate": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
     if "assisted" in names:
         options["assisted"] = {"assistant_model": _load_assistant(assistant, target, stock.network)}
+    for name in names:  # profiles are warm when they are built
+        stock.run(work.prompts[:1], max_tokens=min(WARM_UP_TOKENS, work.max_tokens), **options[name])
     return {name: _stock_arm(stock, work, options[name]) for name in names}
 
 

@@ -30,7 +30,7 @@ def line_charts(x: Sequence[int], lines: dict[str, Sequence[float | None]], path
         axes.plot(range(len(x)), shown, marker="o", color=_COLOUR)
         for at, value in enumerate(values):
             if value is not None:
-                axes.annotate(f"{value:.1f}", (at, value), xytext=(0, 6), textcoords="offset points", ha="center")
+                axes.annotate(f"{value:.1f}", (at, value), xytext=(-8, 7), textcoords="offset points", ha="center")
         axes.set_xticks(range(len(x)), [str(tick) for tick in x])
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)

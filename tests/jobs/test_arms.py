@@ -1,7 +1,7 @@
 """The arms on toys: a tiny random Llama through transformers' loops, a scripted model through ours."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,17 @@ import torch
 from jobs.arms import Work, assistant_of, profile_arm, stock_arms
 from serving.build import Built
 from serving.config import ModelConfig, ModelDrafter, Profile, SuffixDrafter
-from serving.decode.scheduler import SchedulerLimits
+from serving.decode.grouping import Grouping
+from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.drafters.ready import PlainDrafter
 from serving.errors import ConfigError, RequestError
+from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.tokenizer import ChatTokenizer
+from serving.protocols import Drafter, DraftRequest
+from serving.rules.strict import StrictRule
 from serving.types import as_ids
-from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain
+from serving.verifiers.full import FullVerifier
+from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, plain, spell
 from tests.models.tiny import tiny_model
 
 NO_STOP = frozenset({198})
@@ -120,6 +126,45 @@ def test_a_prompt_that_can_never_fit_is_refused_before_anything_runs(recording: 
     with pytest.raises(RequestError, match="exceeds the 256 tokens"):
         profile_arm(recording.built, work(prompts=[as_ids([3] * 250)]))
     assert recording.model.num_passes == 0
+
+
+def around_tiny(model: str, drafter: Drafter) -> Built:
+    """A tiny Llama in our loop, as `build` would put it together from a model with a tokenizer."""
+    options = LoadOptions("target", "float32", num_rows=2, max_length=64, prefill_chunk=8, vocab_size=199, max_draft=4)
+    limits = SchedulerLimits(max_sessions=2, max_length=64, max_queued=4, max_draft=4)
+    scheduler = Scheduler(
+        verifier=FullVerifier(load_packed_lm(model, options), StrictRule()),
+        drafter=drafter,
+        decode=spell,
+        limits=limits,
+        grouping=Grouping(shares_cores=True),
+    )
+    return Built(Profile(name="tiny"), scheduler, limits, ChatTokenizer("tiny", NO_STOP, 199, None))
+
+
+def foresight(outputs: list[list[int]]) -> ScriptedDrafter:
+    """Drafts the next two tokens of the output that is coming, then a wrong one."""
+    texts = [[*prompt.tolist(), *ids] for prompt, ids in zip(PROMPTS, outputs, strict=True)]
+
+    def guess(request: DraftRequest) -> list[int]:
+        at, ids = len(request.ids), request.ids.tolist()
+        text = next(text for text in texts if text[:at] == ids)
+        return [*text[at : at + 2], 0][: request.max_draft]
+
+    return ScriptedDrafter(guess)
+
+
+def test_seeded_samples_are_the_same_with_drafts_and_in_every_repeat(target: ModelConfig) -> None:
+    sampled = work(temperature=0.7, seed=3)
+    plain_arm = profile_arm(around_tiny(target.model, PlainDrafter()), sampled)
+    first, again = plain_arm.measure(), plain_arm.measure()
+    assert first.outputs == again.outputs
+    drafted = profile_arm(around_tiny(target.model, foresight(first.outputs)), sampled).measure()
+    assert drafted.outputs == first.outputs
+    assert drafted.accepted_length is not None
+    assert drafted.accepted_length > 1.0
+    other = profile_arm(around_tiny(target.model, PlainDrafter()), replace(sampled, seed=4)).measure()
+    assert other.outputs != first.outputs
 
 
 def test_every_prompt_has_its_own_seed() -> None:
