@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -39,11 +40,11 @@ class Work:
 
 
 def stock_arms(names: Sequence[str], target: ModelConfig, assistant: str | None, work: Work) -> dict[str, Arm]:
-    """`generate`, `lookup` (prompt lookup) and `assisted` on one network; their samples are torch's, so not compared."""
+    """`generate`, `lookup` (prompt lookup), `assisted` on one network; torch draws their samples: none is compared."""
     if not names:
         return {}
     stock = StockGenerate(target.model, target.dtype, stop_ids=work.stop_ids)
-    options: dict[str, dict[str, object]] = {"generate": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
+    options: dict[str, dict[str, Any]] = {"generate": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
     if "assisted" in names:
         options["assisted"] = {"assistant_model": _load_assistant(assistant, target, stock.network)}
     for name in names:  # profiles are warm when they are built
@@ -58,8 +59,7 @@ def assistant_of(profiles: Sequence[Profile]) -> str | None:
 
 
 def _load_assistant(assistant: str | None, target: ModelConfig, network: Network) -> Network:
-    if assistant is None:
-        raise ConfigError("--assistant: the `assisted` arm needs it where no profile has a draft LM; name a causal LM")
+    assert assistant is not None, "the plan has it"
     load = load_whole_draft_lm if is_draft_lm(assistant) else load_network
     loaded = load(assistant, {"float32": torch.float32, "bfloat16": torch.bfloat16}[target.dtype])
     sizes = [one.config.get_text_config().vocab_size for one in (loaded, network)]
@@ -68,7 +68,7 @@ def _load_assistant(assistant: str | None, target: ModelConfig, network: Network
     return loaded.to(network.device)
 
 
-def _stock_arm(stock: StockGenerate, work: Work, options: dict[str, object]) -> Arm:
+def _stock_arm(stock: StockGenerate, work: Work, options: dict[str, Any]) -> Arm:
     def run() -> Measured:
         torch.manual_seed(work.seed)
         started_s = time.perf_counter()

@@ -25,7 +25,7 @@ STOCK_ARMS = ("generate", "lookup", "assisted")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared: profiles of one target, stock arms, so many repeats; `assistant` is None where unnamed."""
+    """What is compared: profiles of one target, stock arms, so many repeats; `assisted` needs an assistant."""
 
     profiles: Sequence[Profile]
     stock: Sequence[str]
@@ -43,6 +43,8 @@ class Plan:
         unknown = [name for name in self.stock if name not in STOCK_ARMS]
         if unknown:
             raise ConfigError(f"--stock: {unknown[0]!r} is unknown; choose of {', '.join(STOCK_ARMS)}")
+        if "assisted" in self.stock and self.assistant is None:
+            raise ConfigError("--assistant: `assisted` needs a causal LM where no profile drafts with a model")
         targets = {profile.target for profile in self.profiles}
         if len(targets) > 1:
             models = ", ".join(sorted(f"{one.model} in {one.dtype}" for one in targets))
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace, prompts: Sequence[Prompt], provenance: Provena
         seed=args.seed,
     )
     ours = {name: profile_arm(one, work) for name, one in built.items()}
-    stock = stock_arms(plan.stock, plan.profiles[0].target, plan.assistant or assistant_of(plan.profiles), work)
+    stock = stock_arms(plan.stock, plan.profiles[0].target, plan.assistant, work)
     arms = stock | ours
     order = orders(list(arms), plan.repeats)
     incomparable = frozenset(name for name, arm in arms.items() if not arm.is_comparable)
@@ -82,10 +84,11 @@ def run(args: argparse.Namespace, prompts: Sequence[Prompt], provenance: Provena
 
 def plan_from(args: argparse.Namespace, num_prompts: int) -> Plan:
     """The plan of the flags. Raises ConfigError naming the flag."""
+    profiles = [profile_from(args, name) for name in (args.profiles or "plain,suffix").split(",") if name]
     plan = Plan(
-        profiles=[profile_from(args, name) for name in (args.profiles or "plain,suffix").split(",") if name],
+        profiles=profiles,
         stock=_stock(args),
-        assistant=args.assistant,
+        assistant=args.assistant or assistant_of(profiles),
         repeats=3 if args.repeats is None else args.repeats,
         threads=args.threads,
     )
@@ -113,7 +116,7 @@ def _meta(provenance: Provenance, plan: Plan, work: Work, order: Sequence[Sequen
         "seed": work.seed,
         "repeats": plan.repeats,
         "orders": order,
-        "assistant": plan.assistant or assistant_of(plan.profiles) if "assisted" in plan.stock else None,
+        "assistant": plan.assistant if "assisted" in plan.stock else None,
         "profiles": [profile.model_dump() for profile in plan.profiles],
     }
 

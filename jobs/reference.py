@@ -51,7 +51,7 @@ class StockGenerate:
         for row, ids in enumerate(prompts):
             padded[row, longest - len(ids) :] = torch.from_numpy(ids.astype("int64"))
             mask[row, longest - len(ids) :] = 1
-        device, clock = self.network.device, _Clock()
+        device, clock = self.network.device, StepClock()
         with torch.inference_mode():
             found = self.network.generate(
                 padded.to(device), attention_mask=mask.to(device), max_new_tokens=max_tokens, streamer=clock,
@@ -66,7 +66,7 @@ class StockGenerate:
 
 
 @dataclass
-class _Clock:
+class StepClock:
     """A streamer that only notes when each step's tokens came; the first call is the prompt's and counts as 0 s."""
 
     times_s: list[float] = field(default_factory=list)

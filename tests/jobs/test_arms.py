@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from jobs.arms import Work, assistant_of, profile_arm, stock_arms
+from jobs.figures import Timing
+from jobs.reference import StepClock
 from serving.build import Built
 from serving.config import ModelConfig, ModelDrafter, Profile, SuffixDrafter
 from serving.decode.grouping import Grouping
@@ -79,14 +81,25 @@ def test_stock_samples_repeat_with_the_seed_and_are_not_comparable(target: Model
     assert outputs(1) != outputs(2)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "timing"),
+    [(3, Timing(3, 1.0, 4.0)), (2, Timing(2, 1.0, 2.0)), (9, Timing(9, 1.0, 4.0)), (1, Timing(1, 1.0, 1.0))],
+)
+def test_a_row_ends_with_its_own_last_step(num_tokens: int, timing: Timing) -> None:
+    assert StepClock([10.0, 11.0, 12.0, 14.0]).timing(num_tokens) == timing
+
+
+def test_the_stock_loop_reports_the_prompt_then_each_step() -> None:
+    clock, network = StepClock(), tiny_model("llama")
+    ids = torch.tensor([[5, 9, 11]])
+    network.generate(ids, attention_mask=torch.ones(1, 3), max_new_tokens=4, do_sample=False, streamer=clock)
+    assert len(clock.times_s) == 1 + 4
+    assert clock.times_s == sorted(clock.times_s)
+
+
 def test_an_assistant_of_other_ids_is_refused(target: ModelConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--assistant: must have the target's 199 ids, but .* has 150"):
         stock_arms(["assisted"], target, saved(tmp_path, vocab_size=150), work())
-
-
-def test_no_assistant_at_all_is_refused(target: ModelConfig) -> None:
-    with pytest.raises(ConfigError, match="--assistant: the `assisted` arm needs it"):
-        stock_arms(["assisted"], target, None, work())
 
 
 def test_the_assistant_is_the_first_draft_model_of_the_profiles() -> None:

@@ -125,6 +125,7 @@ def test_the_hop_is_priced_against_a_report(flags: list[str], tmp_path: Path) ->
         (["--repeats", "0"], "--repeats: must be at least 1, got 0"),
         (["--threads", "0"], "--threads: must be at least 1, got 0"),
         (["--stock", "fast"], "--stock: 'fast' is unknown; choose of generate, lookup, assisted"),
+        (["--stock", "assisted"], "--assistant: `assisted` needs a causal LM where no profile drafts with a model"),
         (["--profiles", ","], "--profiles: name at least one"),
         (["--profiles", "plain,plain"], "--profiles, --stock: 'plain' appears 2 times; names must differ"),
         (["--batch", "2", "--stock", "lookup"], "--stock: transformers runs 'lookup' at batch 1 only"),
@@ -145,6 +146,12 @@ def test_stock_arms_that_run_at_this_batch_are_the_default() -> None:
     assert plan_from(arguments(), 3).stock == ["generate", "lookup"]
     assert plan_from(arguments("--batch", "2"), 3).stock == ["generate"]
     assert plan_from(arguments("--stock", ""), 3).stock == []
+
+
+def test_the_assistant_is_named_or_a_profiles_own() -> None:
+    assisted = ("--stock", "assisted", "--profiles", "plain,strict")
+    assert plan_from(arguments(*assisted), 3).assistant == "smollm2-135m-drafter"
+    assert plan_from(arguments(*assisted, "--assistant", "mine"), 3).assistant == "mine"
 
 
 def test_profiles_of_different_targets_are_not_compared(tmp_path: Path) -> None:
