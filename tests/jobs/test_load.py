@@ -83,8 +83,9 @@ class Gate(ScriptedBackend):
         self.num_open += 1
         try:
             self.most_open = max(self.most_open, self.num_open)
-            while self.most_open < self.width:
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(10.0):
+                while self.most_open < self.width:
+                    await asyncio.sleep(0.001)
             for chunk in HELLO:
                 yield replace(chunk, request_id=request.request_id)
         finally:
