@@ -1,20 +1,52 @@
 """Plots of reports, without a screen."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+_COLOUR = "#3b6ea5"
+
 
 def bar_chart(values: dict[str, float], path: Path, *, unit: str) -> None:
     """Horizontal bars, one a name, labelled with their values; written to `path` as PNG."""
-    figure = Figure(figsize=(7.0, 0.8 + 0.45 * len(values)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(7.0, 0.8 + 0.45 * len(values))
     axes = figure.subplots()
-    bars = axes.barh(list(values), list(values.values()), color="#3b6ea5")
+    bars = axes.barh(list(values), list(values.values()), color=_COLOUR)
     axes.bar_label(bars, fmt="%.1f", padding=4)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
+def line_charts(x: Sequence[int], lines: dict[str, Sequence[float | None]], path: Path, *, x_label: str) -> None:
+    """Charts side by side, one a line, named by its unit, each from 0 up; a value that is None leaves a gap."""
+    figure = _figure(3.6 * len(lines), 3.0)
+    for axes, (label, values) in zip(figure.subplots(1, len(lines), squeeze=False)[0], lines.items(), strict=True):
+        shown = [float("nan") if value is None else value for value in values]
+        axes.plot(range(len(x)), shown, marker="o", color=_COLOUR)
+        for at, value in enumerate(values):
+            if value is not None:
+                axes.annotate(f"{value:.1f}", (at, value), xytext=(-8, 7), textcoords="offset points", ha="center")
+        axes.set_xticks(range(len(x)), [str(tick) for tick in x])
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(label)
+        axes.margins(x=0.15, y=0.18)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Inches, with a canvas that needs no screen."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _write(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -36,25 +36,55 @@ def is_draft_lm(model: str) -> bool:
 
 def load_draft_model(model: str, dtype: torch.dtype) -> DraftModel:
     """Put the network together; of the base checkpoint only the embedding (and head) is read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    parts = _read_parts(model)
+    network = _assemble(parts, parts.head[parts.target_ids], dtype)
+    return DraftModel(network, parts.target_ids)
 
+
+def load_whole_draft_lm(model: str, dtype: torch.dtype) -> Network:
+    """The same layers under the base's whole head [V, H]: a stock causal LM that speaks the target's ids.
+
+    For transformers' own assisted decoding, which knows no reduced vocabulary.
+    """
+    parts = _read_parts(model)
+    return _assemble(parts, parts.head, dtype)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What `model`'s folder and its base checkpoint hold; `head` is `embedding` where they are tied."""
+
+    folder: Path
+    own: dict[str, Tensor]
+    target_ids: Tensor
+    embedding: Tensor
+    head: Tensor
+
+
+def _read_parts(model: str) -> _Parts:
     folder = Path(resolve_model(model).location)
     base = json.loads((folder / _CARD).read_text(encoding="utf-8"))["base"]
-    parts = load_file(folder / "model.safetensors")
-    target_ids = parts.pop("target_ids").long()
-    embedding, head = base_matrices(base)
+    own = load_file(folder / "model.safetensors")
+    target_ids = own.pop("target_ids").long()
+    return _Parts(folder, own, target_ids, *base_matrices(base))
+
+
+def _assemble(parts: _Parts, head: Tensor, dtype: torch.dtype) -> Network:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    state = {name: tensor.to(dtype) for name, tensor in parts.items()}
-    state["model.embed_tokens.weight"] = embedding.to(dtype)
-    state["lm_head.weight"] = head[target_ids].to(dtype)
-    network.lm_head = torch.nn.Linear(head.shape[1], len(target_ids), bias=False, device="meta")
+        network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(parts.folder))
+    state = {name: tensor.to(dtype) for name, tensor in parts.own.items()}
+    state["model.embed_tokens.weight"] = embedding = parts.embedding.to(dtype)
+    state["lm_head.weight"] = embedding if head is parts.embedding else head.to(dtype)
+    network.lm_head = torch.nn.Linear(head.shape[1], head.shape[0], bias=False, device="meta")
     missing, unexpected = network.load_state_dict(state, strict=False, assign=True)
     if missing or unexpected:
-        raise ModelError(f"draft model {model!r}: missing {missing[:3]}, unexpected {unexpected[:3]} tensors")
+        lacking = f"missing {missing[:3]}, unexpected {unexpected[:3]} tensors"
+        raise ModelError(f"draft model {str(parts.folder)!r}: {lacking}")
     rotary = network.model.rotary_emb
     network.model.rotary_emb = type(rotary)(config=network.config)
-    return DraftModel(network.eval().requires_grad_(False), target_ids)
+    return network.eval().requires_grad_(False)
 
 
 def base_matrices(base: str) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,140 @@
+"""The arms of the paired benchmark: transformers' own decoding, and profiles of ours."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from jobs.comparison import Arm, Measured
+from jobs.figures import Timing, accepted_length
+from jobs.reference import StockGenerate
+from serving.build import Built
+from serving.config import ModelConfig, ModelDrafter, Profile
+from serving.decode.offline import complete
+from serving.errors import ConfigError
+from serving.models.draft_lm import is_draft_lm, load_whole_draft_lm
+from serving.models.loading import load_network
+from serving.models.packed import Network
+from serving.types import Chunk, GenerationRequest, Ids, Limits, Receipt, Sampling
+
+LOOKUP_TOKENS = 10
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every arm does: the same prompts, so many new tokens, so many sequences at once, at one temperature."""
+
+    prompts: Sequence[Ids]
+    stop_ids: frozenset[int]
+    max_tokens: int
+    batch: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+
+    def sampling(self, index: int) -> Sampling:
+        """Prompt `index` has a seed of its own, the same in every arm and repeat."""
+        return Sampling(temperature=self.temperature, seed=self.seed + index)
+
+
+def stock_arms(names: Sequence[str], target: ModelConfig, assistant: str | None, work: Work) -> dict[str, Arm]:
+    """`generate`, `lookup` (prompt lookup), `assisted` on one network; torch draws their samples: none is compared."""
+    if not names:
+        return {}
+    stock = StockGenerate(target.model, target.dtype, stop_ids=work.stop_ids)
+    options: dict[str, dict[str, Any]] = {"generate": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
+    if "assisted" in names:
+        options["assisted"] = {"assistant_model": _load_assistant(assistant, target, stock.network)}
+    for name in names:  # profiles are warm when they are built
+        stock.run(work.prompts[:1], max_tokens=min(WARM_UP_TOKENS, work.max_tokens), **options[name])
+    return {name: _stock_arm(stock, work, options[name]) for name in names}
+
+
+def assistant_of(profiles: Sequence[Profile]) -> str | None:
+    """The draft LM of the first profile that has one."""
+    drafters = [profile.drafter for profile in profiles]
+    return next((drafter.model for drafter in drafters if isinstance(drafter, ModelDrafter)), None)
+
+
+def _load_assistant(assistant: str | None, target: ModelConfig, network: Network) -> Network:
+    assert assistant is not None, "the plan has it"
+    load = load_whole_draft_lm if is_draft_lm(assistant) else load_network
+    loaded = load(assistant, {"float32": torch.float32, "bfloat16": torch.bfloat16}[target.dtype])
+    sizes = [one.config.get_text_config().vocab_size for one in (loaded, network)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(f"--assistant: must have the target's {sizes[1]} ids, but {assistant!r} has {sizes[0]}")
+    return loaded.to(network.device)
+
+
+def _stock_arm(stock: StockGenerate, work: Work, options: dict[str, Any]) -> Arm:
+    def run() -> Measured:
+        torch.manual_seed(work.seed)
+        started_s = time.perf_counter()
+        answers = stock.answers(
+            work.prompts, max_tokens=work.max_tokens, batch=work.batch, temperature=work.temperature, **options
+        )
+        seconds = time.perf_counter() - started_s
+        return Measured(seconds, [one.ids for one in answers], [one.timing.tpot_ms for one in answers])
+
+    return Arm(run, is_comparable=work.temperature == 0.0)
+
+
+def profile_arm(built: Built, work: Work) -> Arm:
+    """Requests in order, at most `max_sessions` at once. Memories are salted anew, so no repeat learns from another."""
+    requests = [
+        GenerationRequest(str(i), ids, Limits(work.max_tokens, work.stop_ids), work.sampling(i))
+        for i, ids in enumerate(work.prompts)
+    ]
+    for request in requests:
+        built.limits.check(request)
+    calls = 0
+
+    def run() -> Measured:
+        nonlocal calls
+        calls += 1
+        salted = [replace(one, request_id=f"{calls}-{one.request_id}", salt=f"repeat-{calls}") for one in requests]
+        return _measured(built, salted)
+
+    return Arm(run)
+
+
+def _measured(built: Built, requests: Sequence[GenerationRequest]) -> Measured:
+    clock = _ChunkClock(time.perf_counter())
+    done = {one.request_id: one for one in complete(built.scheduler, requests, on_chunk=clock.note)}
+    seconds = time.perf_counter() - clock.started_s
+    completions = [done[request.request_id] for request in requests]
+    receipts = [completion.receipt for completion in completions]
+    return Measured(
+        seconds,
+        [completion.output_ids for completion in completions],
+        [clock.timing(one.request_id, len(one.output_ids)).tpot_ms for one in completions],
+        accepted_length(
+            accepted=sum(receipt.accepted for receipt in receipts),
+            target_passes=sum(receipt.target_passes for receipt in receipts),
+            drafts_empty=sum(receipt.drafts_empty for receipt in receipts),
+        ),
+        _passes_per_token(receipts),
+    )
+
+
+def _passes_per_token(receipts: Sequence[Receipt]) -> float:
+    return round(sum(one.target_passes for one in receipts) / sum(one.emitted for one in receipts), 3)
+
+
+class _ChunkClock:
+    """Notes when each request's first text and its last chunk came: what a client of the stream would see."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self._first_s: dict[str, float] = {}
+        self._last_s: dict[str, float] = {}
+
+    def note(self, chunk: Chunk) -> None:
+        self._last_s[chunk.request_id] = now_s = time.perf_counter() - self.started_s
+        if chunk.text:
+            self._first_s.setdefault(chunk.request_id, now_s)
+
+    def timing(self, request_id: str, num_tokens: int) -> Timing:
+        return Timing(num_tokens, self._first_s.get(request_id), self._last_s[request_id])

@@ -1,0 +1,45 @@
+"""A real HTTP server on a free port, in a thread, around any ASGI application."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+@contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """The URL of `app`, up; stopped at the end."""
+    config = uvicorn.Config(app, port=0, ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@dataclass(frozen=True)
+class RawEvents:
+    """One model, and a stream of exactly these lines for every request."""
+
+    lines: Sequence[str]
+    status: int = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/v1/models":
+            status, body = 200, json.dumps({"data": [{"id": "raw"}]})
+        else:
+            status, body = self.status, "".join(f"{line}\n\n" for line in self.lines)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": body.encode()})
