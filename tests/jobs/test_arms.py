@@ -13,6 +13,7 @@ from jobs.reference import StepClock
 from serving.build import Built
 from serving.config import ModelConfig, ModelDrafter, Profile, SuffixDrafter
 from serving.decode.grouping import Grouping
+from serving.decode.guard import FixedDrafts
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.ready import PlainDrafter
 from serving.errors import ConfigError, RequestError
@@ -151,6 +152,7 @@ def around_tiny(model: str, drafter: Drafter) -> Built:
         decode=spell,
         limits=limits,
         grouping=Grouping(shares_cores=True),
+        policy=FixedDrafts(4),
     )
     return Built(Profile(name="tiny"), scheduler, limits, ChatTokenizer("tiny", NO_STOP, 199, None))
 
