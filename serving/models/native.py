@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+from ctypes import byref
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,9 @@ import torch
 from torch import Tensor
 
 from serving.models.embedded import cache_root
+from serving.models.kv_store import KVStore
+from serving.models.native_layers import LayerStack, Panels, StepFields
+from serving.models.packed import PackedStep
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +40,6 @@ _FLAGS = (
     "-std=c++20",
 )
 _POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-
-
-@dataclass(frozen=True)
-class Panels:
-    """A matrix w[num_rows, width] as the kernels store it, panel by panel."""
-
-    values: Tensor
-    num_rows: int
-
-    @property
-    def width(self) -> int:
-        return self.values.shape[1]
-
-    @property
-    def is_bf16(self) -> bool:
-        return self.values.dtype == torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -75,9 +63,11 @@ class NativeKernels:
         self._embed = _bind(library.dh_embed, p, f, p, p, n, n)
         self._linear = _bind(library.dh_linear, p, p, f, p, p, n, n, n, f)
         self._rms_norm = _bind(library.dh_rms_norm, p, p, p, n, n, r)
-        self._rope_store = _bind(library.dh_rope_store, p, p, p, r, p, p, p, p, p, p, f, n, n, n, n)
-        self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, r, n, r)
+        self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, r, n)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
+        self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p)
+        self._scratch_size = library.dh_scratch_size
+        self._scratch_size.argtypes, self._scratch_size.restype = [p, n], n
         self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
         self._draw = _bind(library.dh_draw, p, n, n, p, n, p, p, p, p, p, p, p)
         self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
@@ -137,35 +127,31 @@ class NativeKernels:
         self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], epsilon)
         return out
 
-    def rope_store(
-        self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, tables: tuple[Tensor, Tensor],
-        places: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], *, num_queries: int, epsilon: float,
-    ) -> None:  # fmt: skip
-        """Norm (if any) and rotate the queries and keys of qkv[T, (Q + 2 KV) * D] in place; put keys and values away.
-
-        `places` are positions i64[T] and cache slots i64[T]; `cache` is keys and values [slots, KV, D].
-        """
-        keys, values = cache
-        q_norm, k_norm = (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
-        self._rope_store(
-            qkv.data_ptr(), q_norm, k_norm, epsilon, tables[0].data_ptr(), tables[1].data_ptr(),
-            places[0].data_ptr(), places[1].data_ptr(), keys.data_ptr(), values.data_ptr(),
-            keys.dtype == torch.bfloat16, qkv.shape[0], num_queries, keys.shape[1], keys.shape[2],
+    def layers(self, stack: LayerStack, hidden: Tensor, step: PackedStep, store: KVStore) -> None:
+        """Run hidden[T, H] through every layer of `stack`, in place; the step's keys and values go into `store`."""
+        scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
+        places = StepFields(
+            step.num_tokens, step.positions.data_ptr(), step.slots.data_ptr(), step.row_starts.data_ptr()
+        )
+        keys, values = stack.caches(store)
+        self._layers(
+            stack.layers, len(stack.layers), byref(stack.shape), byref(places), keys, values, hidden.data_ptr(),
+            scratch.data_ptr(),
         )  # fmt: skip
 
     def attend(
         self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,
-        *, num_queries: int, scale: float, window: int = 0, softcap: float = 0.0,
+        *, num_queries: int, scale: float, window: int = 0,
     ) -> Tensor:  # fmt: skip
         """Causal attention of every row over its own cache row; `places` are row starts i64[T], positions i64[T].
 
-        window > 0 limits it to that many last positions; softcap > 0 squashes scores as Gemma-2 does.
+        window > 0 limits it to that many last positions.
         """
         keys, values = cache
         self._attend(
             qkv.data_ptr(), qkv.stride(0), keys.data_ptr(), values.data_ptr(), keys.dtype == torch.bfloat16,
             places[0].data_ptr(), places[1].data_ptr(), out.data_ptr(), qkv.shape[0], num_queries,
-            keys.shape[1], keys.shape[2], scale, window, softcap,
+            keys.shape[1], keys.shape[2], scale, window,
         )  # fmt: skip
         return out
 

@@ -4,42 +4,17 @@ Covers models made of RMSNorm, rotary grouped-query attention and SwiGLU: Llama,
 else runs through `hf_decoder`. T packed rows, H hidden, Q query heads, KV key heads, D per head, I intermediate.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.native import NativeKernels, Panels
+from serving.models.native import NativeKernels
+from serving.models.native_layers import Geometry, LayerStack, NativeLayer
 from serving.models.packed import Network, PackedStep
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 _MAX_HEAD_DIM = 256
-
-
-@dataclass(frozen=True)
-class _Layer:
-    qkv: Panels
-    qkv_bias: Tensor | None
-    out: Panels
-    out_bias: Tensor | None
-    gate_up: Panels
-    down: Panels
-    input_norm: Tensor
-    post_norm: Tensor
-    head_norms: tuple[Tensor, Tensor] | None
-    window: int
-
-
-@dataclass(frozen=True)
-class _Geometry:
-    num_queries: int
-    num_keys: int
-    head_dim: int
-    intermediate: int
-    epsilon: float
-    scale: float
 
 
 def supports(model: Network, kernels: NativeKernels) -> bool:
@@ -62,21 +37,22 @@ class NativeDecoder:
 
     def __init__(self, model: Network, kernels: NativeKernels, *, max_length: int) -> None:
         config = model.config
+        embedding, head = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()
         self._kernels = kernels
-        self._geometry = _Geometry(
+        self._embedding = kernels.pack(embedding)
+        self._head = self._embedding if head.data_ptr() == embedding.data_ptr() else kernels.pack(head)
+        self._norm = _float(model.model.norm.weight)
+        self._layers = [_fused(layer, kernels) for layer in model.model.layers]
+        self._geometry = Geometry(
+            hidden=config.hidden_size,
             num_queries=config.num_attention_heads,
             num_keys=config.num_key_value_heads,
             head_dim=_head_dim(config),
             intermediate=config.intermediate_size,
             epsilon=config.rms_norm_eps,
-            scale=_head_dim(config) ** -0.5,
+            rope=_rope_tables(model.model.rotary_emb, max_length),
         )
-        embedding, head = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()
-        self._embedding = kernels.pack(embedding)
-        self._head = self._embedding if head.data_ptr() == embedding.data_ptr() else kernels.pack(head)
-        self._norm = _float(model.model.norm.weight)
-        self._layers = [_fused(layer, kernels) for layer in model.model.layers]
-        self._rope = _rope_tables(model.model.rotary_emb, max_length)
+        self._stack = LayerStack(self._layers, self._geometry)
 
     @property
     def shapes(self) -> list[KVShape]:
@@ -86,33 +62,12 @@ class NativeDecoder:
     def num_bytes(self) -> int:
         weights = [self._embedding] + ([] if self._head is self._embedding else [self._head])
         for layer in self._layers:
-            weights += [layer.qkv, layer.out, layer.gate_up, layer.down]
+            weights += layer.matrices
         return sum(weight.values.nbytes for weight in weights)
 
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
-        rows, g = step.num_tokens, self._geometry
         hidden = self._kernels.embed(self._embedding, step.ids)
-        normed = torch.empty_like(hidden)
-        qkv = hidden.new_empty(rows, (g.num_queries + 2 * g.num_keys) * g.head_dim)
-        attended = hidden.new_empty(rows, g.num_queries * g.head_dim)
-        gate_up = hidden.new_empty(rows, 2 * g.intermediate)
-        inner = hidden.new_empty(rows, g.intermediate)
-        k = self._kernels
-        for layer, cache in zip(self._layers, zip(store.keys, store.values, strict=True), strict=True):
-            k.rms_norm(hidden, layer.input_norm, normed, epsilon=g.epsilon)
-            k.linear(normed, layer.qkv, layer.qkv_bias, qkv)
-            k.rope_store(
-                qkv, layer.head_norms, self._rope, (step.positions, step.slots), cache,
-                num_queries=g.num_queries, epsilon=g.epsilon,
-            )  # fmt: skip
-            k.attend(
-                qkv, cache, (step.row_starts, step.positions), attended,
-                num_queries=g.num_queries, scale=g.scale, window=layer.window,
-            )  # fmt: skip
-            k.linear(attended, layer.out, layer.out_bias, hidden, add=True)
-            k.rms_norm(hidden, layer.post_norm, normed, epsilon=g.epsilon)
-            k.linear(normed, layer.gate_up, None, gate_up)
-            k.linear(k.swiglu(gate_up, inner), layer.down, None, hidden, add=True)
+        self._kernels.layers(self._stack, hidden, step, store)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -120,12 +75,12 @@ class NativeDecoder:
         return self._kernels.linear(normed, self._head, None, hidden.new_empty(hidden.shape[0], self._head.num_rows))
 
 
-def _fused(layer: Network, kernels: NativeKernels) -> _Layer:
+def _fused(layer: Network, kernels: NativeKernels) -> NativeLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = projections[0].bias is not None
     norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-    return _Layer(
+    return NativeLayer(
         qkv=kernels.pack(torch.cat([p.weight.detach() for p in projections])),
         qkv_bias=torch.cat([_float(p.bias) for p in projections]) if has_bias else None,
         out=kernels.pack(attention.o_proj.weight.detach()),

@@ -65,12 +65,10 @@ def test_argmax_is_the_first_of_equals(kernels: NativeKernels, width: int) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (8, 0.0), (0, 5.0)])
+@pytest.mark.parametrize("window", [0, 8])
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7])
-def test_attend(
-    kernels: NativeKernels, dtype: torch.dtype, window: int, softcap: float, head_dim: int, group: int
-) -> None:
+def test_attend(kernels: NativeKernels, dtype: torch.dtype, window: int, head_dim: int, group: int) -> None:
     torch.manual_seed(0)
     queries, heads, capacity, rows = 2 * group, 2, 40, 7
     keys, values = (torch.randn(2 * capacity, heads, head_dim).to(dtype) for _ in range(2))
@@ -79,7 +77,7 @@ def test_attend(
     starts = torch.tensor([0, 0, 0, capacity, capacity, capacity, 0])
     out = kernels.attend(
         qkv, (keys, values), (starts, positions), torch.empty(rows, queries * head_dim),
-        num_queries=queries, scale=0.3, window=window, softcap=softcap,
+        num_queries=queries, scale=0.3, window=window,
     )  # fmt: skip
     for row in range(rows):
         last = int(positions[row])
@@ -89,6 +87,5 @@ def test_attend(
         v = values[span].float().repeat_interleave(queries // heads, 1)
         q = qkv[row, : queries * head_dim].reshape(queries, head_dim)
         scores = torch.einsum("qd,nqd->qn", q, k) * 0.3
-        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         expected = torch.einsum("qn,nqd->qd", scores.softmax(dim=-1), v).flatten()
         torch.testing.assert_close(out[row], expected, atol=1e-4, rtol=1e-4)

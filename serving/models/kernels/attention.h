@@ -48,9 +48,7 @@ void rope_store(float* qkv, const float* q_norm, const float* k_norm, float epsi
 }
 
 // Scores of `count` positions to weights, in place; returns their sum. Room for kLanes more is needed behind them.
-inline float soften(float* scores, int64_t count, float softcap) {
-  if (softcap > 0.f)
-    for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
+inline float soften(float* scores, int64_t count) {
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   for (int64_t j = count; j < padded; ++j) scores[j] = -INFINITY;
   const float peak = highest(scores, padded);
@@ -77,7 +75,7 @@ constexpr int64_t kAhead = 16;  // positions between asking for a key and using 
 // of scores fits in cache, so no online softmax. Dim is D where it is known at compile time, else 0.
 template <int G, int Dim, class C>
 void attend_heads(const float* q, const C* keys, const C* values, float* out, std::vector<float>& scratch,
-                  int64_t count, Heads heads, float scale, float softcap) {
+                  int64_t count, Heads heads, float scale) {
   constexpr int kSlice = G == 1 ? 8 : 4;
   const int64_t D = Dim ? Dim : heads.dim, stride = heads.num_keys * D;
   const int64_t room = (count + 2 * kLanes) / kLanes * kLanes;
@@ -103,7 +101,7 @@ void attend_heads(const float* q, const C* keys, const C* values, float* out, st
     }
   }
   float inverse[G];
-  for (int g = 0; g < G; ++g) inverse[g] = 1.f / soften(scores + g * room, count, softcap);
+  for (int g = 0; g < G; ++g) inverse[g] = 1.f / soften(scores + g * room, count);
   for (int64_t d = 0; d < D; d += kSlice * kLanes) {
     const int64_t vectors = (D - d) / kLanes < kSlice ? (D - d) / kLanes : kSlice;
     Vec acc[G][kSlice] = {};
@@ -128,12 +126,11 @@ void attend_heads(const float* q, const C* keys, const C* values, float* out, st
 
 template <int Dim, class C>
 void attend_group(const float* q, const C* keys, const C* values, float* out, std::vector<float>& scratch,
-                  int64_t count, Heads heads, float scale, float softcap) {
+                  int64_t count, Heads heads, float scale) {
   const int64_t D = heads.dim, group = heads.num_queries / heads.num_keys;
   for (int64_t g = 0; g < group;) {
     const auto next = [&](auto size) {
-      attend_heads<decltype(size)::value, Dim, C>(q + g * D, keys, values, out + g * D, scratch, count, heads, scale,
-                                                  softcap);
+      attend_heads<decltype(size)::value, Dim, C>(q + g * D, keys, values, out + g * D, scratch, count, heads, scale);
       g += size;
     };
     switch (group - g) {
@@ -146,8 +143,7 @@ void attend_group(const float* q, const C* keys, const C* values, float* out, st
 
 template <class C>
 void attend(const float* q, int64_t q_stride, const C* keys, const C* values, const int64_t* row_starts,
-            const int64_t* positions, float* out, int64_t T, Heads heads, float scale, int64_t window,
-            float softcap) {
+            const int64_t* positions, float* out, int64_t T, Heads heads, float scale, int64_t window) {
   const int64_t group = heads.num_queries / heads.num_keys, D = heads.dim, stride = heads.num_keys * D;
   const auto one = D == 64 ? attend_group<64, C> : D == 128 ? attend_group<128, C> : attend_group<0, C>;
   Pool::instance().run(T * heads.num_keys, [&](int64_t item) {
@@ -156,7 +152,7 @@ void attend(const float* q, int64_t q_stride, const C* keys, const C* values, co
     const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
     const int64_t offset = (row_starts[t] + first) * stride + key_head * D, h = key_head * group;
     one(q + t * q_stride + h * D, keys + offset, values + offset, out + (t * heads.num_queries + h) * D, scratch,
-        last - first + 1, heads, scale, softcap);
+        last - first + 1, heads, scale);
   });
 }
 

@@ -7,6 +7,7 @@
 // Small T is what speculation lives on, and what BLAS libraries are worst at: a weight is read once for all T rows.
 
 #include "attention.h"
+#include "layer.h"
 #include "linear.h"
 #include "pool.h"
 #include "rows.h"
@@ -52,36 +53,33 @@ void dh_linear(const float* x, const void* panels, int is_bf16, const float* bia
 }
 
 void dh_rms_norm(const float* x, const float* weight, float* y, int64_t T, int64_t H, float epsilon) {
-  for (int64_t t = 0; t < T; ++t) normalise(x + t * H, weight, y + t * H, H, epsilon);
-}
-
-void dh_rope_store(float* qkv, const float* q_norm, const float* k_norm, float epsilon, const float* cos,
-                   const float* sin, const int64_t* positions, const int64_t* slots, void* keys, void* values,
-                   int is_bf16, int64_t T, int64_t num_queries, int64_t num_keys, int64_t D) {
-  typed(keys, is_bf16, [&](auto* k) {
-    rope_store(qkv, q_norm, k_norm, epsilon, cos, sin, positions, slots, same_type(k, keys), same_type(k, values), T,
-               Heads{num_queries, num_keys, D});
-  });
+  rms_norm(x, weight, y, T, H, epsilon);
 }
 
 void dh_attend(const float* q, int64_t q_stride, const void* keys, const void* values, int is_bf16,
                const int64_t* row_starts, const int64_t* positions, float* out, int64_t T, int64_t num_queries,
-               int64_t num_keys, int64_t D, float scale, int64_t window, float softcap) {
+               int64_t num_keys, int64_t D, float scale, int64_t window) {
   typed(keys, is_bf16, [&](auto* k) {
     attend(q, q_stride, k, static_cast<decltype(k)>(values), row_starts, positions, out, T,
-           Heads{num_queries, num_keys, D}, scale, window, softcap);
+           Heads{num_queries, num_keys, D}, scale, window);
   });
 }
 
 // y[t, i] = silu(x[t, i]) * x[t, I + i]
-void dh_swiglu(const float* x, float* y, int64_t T, int64_t I) {
-  Pool::instance().run(T, [&](int64_t t) {
-    for (int64_t i = 0; i < I; i += kLanes) {
-      const Vec gate = load(x + t * 2 * I + i), up = load(x + t * 2 * I + I + i);
-      store(y + t * I + i, gate / (1.f + vexp(-gate)) * up);
-    }
+void dh_swiglu(const float* x, float* y, int64_t T, int64_t I) { swiglu(x, y, T, I); }
+
+// hidden[T, H] through `count` layers; keys[i] and values[i] are the cache of layers[i], scratch has room for T rows.
+void dh_layers(const Layer* layers, int64_t count, const Shape* shape, const Step* step, void* const* keys,
+               void* const* values, float* hidden, float* scratch) {
+  typed(layers->qkv, shape->weights_are_bf16, [&](auto* w) {
+    typed(keys[0], shape->cache_is_bf16, [&](auto* k) {
+      for (int64_t i = 0; i < count; ++i)
+        run_layer(w, same_type(k, keys[i]), same_type(k, values[i]), layers[i], *shape, *step, hidden, scratch);
+    });
   });
 }
+
+int64_t dh_scratch_size(const Shape* shape, int64_t T) { return scratch_size(*shape, T); }
 
 void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t V) {
   Pool::instance().run(T, [&](int64_t t) { ids[t] = first_highest(x + t * stride, V); });

@@ -1,0 +1,77 @@
+// One decoder layer of the Llama shape: norm, attention, norm, SwiGLU, both added to the residual stream.
+
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include "rows.h"
+#include "vector.h"
+
+// Filled in by models/native.py, field by field.
+extern "C" {
+
+struct Layer {
+  const void *qkv, *out, *gate_up, *down;
+  const float *qkv_bias, *out_bias, *input_norm, *post_norm, *q_norm, *k_norm;
+  int64_t window;
+};
+
+struct Shape {
+  int64_t hidden, num_queries, num_keys, head_dim, intermediate, weights_are_bf16, cache_is_bf16;
+  float epsilon, scale;
+  const float *cos, *sin;
+};
+
+struct Step {
+  int64_t num_rows;
+  const int64_t *positions, *slots, *row_starts;
+};
+}
+
+namespace {
+
+void swiglu(const float* x, float* y, int64_t T, int64_t I) {
+  Pool::instance().run(T, [&](int64_t t) {
+    for (int64_t i = 0; i < I; i += kLanes) {
+      const Vec gate = load(x + t * 2 * I + i), up = load(x + t * 2 * I + I + i);
+      store(y + t * I + i, gate / (1.f + vexp(-gate)) * up);
+    }
+  });
+}
+
+void rms_norm(const float* x, const float* weight, float* y, int64_t T, int64_t H, float epsilon) {
+  for (int64_t t = 0; t < T; ++t) normalise(x + t * H, weight, y + t * H, H, epsilon);
+}
+
+inline int64_t qkv_width(const Shape& s) { return (s.num_queries + 2 * s.num_keys) * s.head_dim; }
+
+// Floats for the norms' output, queries with keys and values, attention's output, gate with up, and their product.
+inline int64_t scratch_size(const Shape& s, int64_t T) {
+  return T * (s.hidden + qkv_width(s) + s.num_queries * s.head_dim + 3 * s.intermediate);
+}
+
+template <class W, class C>
+void run_layer(const W*, C* keys, C* values, const Layer& layer, const Shape& s, const Step& step, float* hidden,
+               float* scratch) {
+  const int64_t T = step.num_rows, H = s.hidden, I = s.intermediate, A = s.num_queries * s.head_dim;
+  const Heads heads{s.num_queries, s.num_keys, s.head_dim};
+  float *normed = scratch, *qkv = normed + T * H, *mixed = qkv + T * qkv_width(s), *gate_up = mixed + T * A,
+        *inner = gate_up + 2 * T * I;
+  const auto project = [&](const float* x, const void* w, const float* bias, float* y, int64_t K, int64_t N,
+                           bool accumulate) {
+    linear(x, static_cast<const W*>(w), Output{y, bias, N, accumulate}, T, K);
+  };
+  rms_norm(hidden, layer.input_norm, normed, T, H, s.epsilon);
+  project(normed, layer.qkv, layer.qkv_bias, qkv, H, qkv_width(s), false);
+  rope_store(qkv, layer.q_norm, layer.k_norm, s.epsilon, s.cos, s.sin, step.positions, step.slots, keys, values, T,
+             heads);
+  attend(qkv, qkv_width(s), keys, values, step.row_starts, step.positions, mixed, T, heads, s.scale, layer.window);
+  project(mixed, layer.out, layer.out_bias, hidden, A, H, true);
+  rms_norm(hidden, layer.post_norm, normed, T, H, s.epsilon);
+  project(normed, layer.gate_up, nullptr, gate_up, H, 2 * I, false);
+  swiglu(gate_up, inner, T, I);
+  project(inner, layer.down, nullptr, hidden, I, H, true);
+}
+
+}  // namespace
