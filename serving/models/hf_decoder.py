@@ -41,15 +41,14 @@ def packed_attention(
     context = _contexts[id(module.config)]
     step, store, layer = context.step, context.store, int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = store.keys[layer], store.values[layer]
-    keys[step.slots] = key[0].transpose(0, 1).to(keys.dtype)
-    values[step.slots] = value[0].transpose(0, 1).to(values.dtype)
+    keys[step.rows, :, step.positions] = key[0].transpose(0, 1).to(keys.dtype)
+    values[step.rows, :, step.positions] = value[0].transpose(0, 1).to(values.dtype)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window, softcap = options.get("sliding_window") or 0, options.get("softcap") or 0.0
     outputs, at = [], 0
     for segment in step.segments:
         length = segment.stop - segment.start
-        first = segment.row.index * store.capacity
-        cached = (keys[first : first + segment.stop], values[first : first + segment.stop])
+        cached = (keys[segment.row.index, :, : segment.stop], values[segment.row.index, :, : segment.stop])
         rows = query[0, :, at : at + length]
         outputs.append(_attend(rows, cached, segment, scale=scale, window=window, softcap=softcap))
         at += length
@@ -65,8 +64,8 @@ def _attend(
     window: int,
     softcap: float,
 ) -> Tensor:
-    """One segment: query [Q, n, D] over cached [stop, KV, D] -> [n, Q, D]."""
-    keys, values = (part.transpose(0, 1).to(query.dtype) for part in cached)
+    """One segment: query [Q, n, D] over cached [KV, stop, D] -> [n, Q, D]."""
+    keys, values = (part.to(query.dtype) for part in cached)
     visible = _visible(segment, window=window, device=query.device)
     if not softcap:
         mixed = F.scaled_dot_product_attention(

@@ -49,7 +49,10 @@ class Row:
 
 @dataclass
 class KVStore:
-    """`num_rows` rows of `capacity` slots for each layer in `shapes`. bytes = nbytes, planned before it is made."""
+    """`num_rows` rows of `capacity` slots for each layer in `shapes`; its bytes are planned before it is made.
+
+    keys[layer] and values[layer] are [num_rows, num_heads, capacity, head_dim]: a head's part of a row is in one piece.
+    """
 
     shapes: list[KVShape]
     num_rows: int
@@ -58,15 +61,15 @@ class KVStore:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
-        slots = self.num_rows * self.capacity
-        self.keys = [self._empty(slots, shape) for shape in self.shapes]
-        self.values = [self._empty(slots, shape) for shape in self.shapes]
+        self.keys = [self._empty(shape) for shape in self.shapes]
+        self.values = [self._empty(shape) for shape in self.shapes]
         self.rows = [Row(i, np.zeros(self.capacity, dtype=np.int32)) for i in range(self.num_rows)]
         self._by_session: dict[str, Row] = {}
         self._clock = 0
 
-    def _empty(self, slots: int, shape: KVShape) -> Tensor:
-        return torch.empty(slots, shape.num_heads, shape.head_dim, dtype=self.dtype, device=self.device)
+    def _empty(self, shape: KVShape) -> Tensor:
+        size = (self.num_rows, shape.num_heads, self.capacity, shape.head_dim)
+        return torch.empty(size, dtype=self.dtype, device=self.device)
 
     @staticmethod
     def planned_bytes(shapes: list[KVShape], *, num_rows: int, capacity: int, dtype: torch.dtype) -> int:
@@ -128,9 +131,8 @@ class KVStore:
     def _copy_prefix(self, source: Row, target: Row, length: int) -> None:
         if source is target:
             return
-        start, into = source.index * self.capacity, target.index * self.capacity
         for cache in (*self.keys, *self.values):
-            cache[into : into + length].copy_(cache[start : start + length])
+            cache[target.index, :, :length].copy_(cache[source.index, :, :length])
         target.ids[:length] = source.ids[:length]
         target.length = length
 

@@ -63,7 +63,7 @@ class NativeKernels:
         self._embed = _bind(library.dh_embed, p, f, p, p, n, n)
         self._linear = _bind(library.dh_linear, p, p, f, p, p, n, n, n, f)
         self._rms_norm = _bind(library.dh_rms_norm, p, p, p, n, n, r)
-        self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, r, n)
+        self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, n, r, n)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
         self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p)
         self._scratch_size = library.dh_scratch_size
@@ -130,9 +130,7 @@ class NativeKernels:
     def layers(self, stack: LayerStack, hidden: Tensor, step: PackedStep, store: KVStore) -> None:
         """Run hidden[T, H] through every layer of `stack`, in place; the step's keys and values go into `store`."""
         scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
-        places = StepFields(
-            step.num_tokens, step.positions.data_ptr(), step.slots.data_ptr(), step.row_starts.data_ptr()
-        )
+        places = StepFields(step.num_tokens, store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
         keys, values = stack.caches(store)
         self._layers(
             stack.layers, len(stack.layers), byref(stack.shape), byref(places), keys, values, hidden.data_ptr(),
@@ -143,7 +141,7 @@ class NativeKernels:
         self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,
         *, num_queries: int, scale: float, window: int = 0,
     ) -> Tensor:  # fmt: skip
-        """Causal attention of every row over its own cache row; `places` are row starts i64[T], positions i64[T].
+        """Causal attention of every row over its own cache row; `places` are rows i64[T], positions i64[T].
 
         window > 0 limits it to that many last positions.
         """
@@ -151,7 +149,7 @@ class NativeKernels:
         self._attend(
             qkv.data_ptr(), qkv.stride(0), keys.data_ptr(), values.data_ptr(), keys.dtype == torch.bfloat16,
             places[0].data_ptr(), places[1].data_ptr(), out.data_ptr(), qkv.shape[0], num_queries,
-            keys.shape[1], keys.shape[2], scale, window,
+            keys.shape[1], keys.shape[3], keys.shape[2], scale, window,
         )  # fmt: skip
         return out
 

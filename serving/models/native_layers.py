@@ -55,8 +55,10 @@ class StepFields(Structure):
     """`struct Step`: the flat arrays of one packed step."""
 
     _fields_ = [
-        ("num_rows", c_int64),
-        *((name, c_void_p) for name in ("positions", "slots", "row_starts")),
+        ("num_tokens", c_int64),
+        ("capacity", c_int64),
+        ("positions", c_void_p),
+        ("rows", c_void_p),
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """One step of many sequences in one row, without padding.
 
-T packed tokens, N segments. Token t of a segment sits at position p of its sequence and slot row_start + p of the
-KV store; it attends to its own row's slots up to p. Nothing else separates sequences, and nothing else needs to.
+T packed tokens, N segments. Token t of a segment sits at position p of its sequence and slot p of its row of the KV
+store; it attends to its own row's slots up to p. Nothing else separates sequences, and nothing else needs to.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,7 @@ class PackedStep:
 
     ids: Tensor
     positions: Tensor
-    slots: Tensor
-    row_starts: Tensor
+    rows: Tensor
     segments: Sequence[Segment]
 
     @property
@@ -44,14 +43,14 @@ class PackedStep:
         return self.ids.shape[0]
 
 
-def pack(segments: Sequence[Segment], *, capacity: int, device: torch.device) -> PackedStep:
-    """Concatenate `segments`; rows of the store have `capacity` slots."""
+def pack(segments: Sequence[Segment], *, device: torch.device) -> PackedStep:
+    """Concatenate `segments`."""
     ids = np.concatenate([s.ids[s.start : s.stop] for s in segments]).astype(np.int64)
     positions = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in segments])
     lengths = [s.stop - s.start for s in segments]
-    starts = np.repeat(np.array([s.row.index * capacity for s in segments], dtype=np.int64), lengths)
-    flat = torch.from_numpy(np.stack([ids, positions, starts + positions, starts])).to(device)
-    return PackedStep(flat[0], flat[1], flat[2], flat[3], segments)
+    rows = np.repeat(np.array([s.row.index for s in segments], dtype=np.int64), lengths)
+    flat = torch.from_numpy(np.stack([ids, positions, rows])).to(device)
+    return PackedStep(flat[0], flat[1], flat[2], segments)
 
 
 class Decoder(Protocol):

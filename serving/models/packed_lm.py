@@ -55,7 +55,7 @@ class PackedLM:
         if not live:
             return [None] * len(requests)
         with torch.inference_mode():
-            step = pack(live, capacity=self._store.capacity, device=self._store.device)
+            step = pack(live, device=self._store.device)
             hidden = self._decoder.forward(step, self._store)
             self._remember(live)
             scored = [
@@ -75,7 +75,7 @@ class PackedLM:
         self._store.open(session_id, ids[:0])
         with torch.inference_mode():
             segments = [Segment(self._store.row(session_id), ids, 0, len(ids))]
-            step = pack(segments, capacity=self._store.capacity, device=self._store.device)
+            step = pack(segments, device=self._store.device)
             hidden = self._decoder.forward(step, self._store)
             logits = self._decoder.logits(hidden)[:, : self._head.vocab_size]
         self._remember(segments)

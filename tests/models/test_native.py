@@ -71,21 +71,22 @@ def test_argmax_is_the_first_of_equals(kernels: NativeKernels, width: int) -> No
 def test_attend(kernels: NativeKernels, dtype: torch.dtype, window: int, head_dim: int, group: int) -> None:
     torch.manual_seed(0)
     queries, heads, capacity, rows = 2 * group, 2, 40, 7
-    keys, values = (torch.randn(2 * capacity, heads, head_dim).to(dtype) for _ in range(2))
+    keys, values = (torch.randn(2, heads, capacity, head_dim).to(dtype) for _ in range(2))
     qkv = torch.randn(rows, (queries + 2 * heads) * head_dim)
     positions = torch.tensor([0, 3, 7, 8, 20, 39, 39])
-    starts = torch.tensor([0, 0, 0, capacity, capacity, capacity, 0])
+    places = torch.tensor([0, 0, 0, 1, 1, 1, 0])
     out = kernels.attend(
-        qkv, (keys, values), (starts, positions), torch.empty(rows, queries * head_dim),
+        qkv, (keys, values), (places, positions), torch.empty(rows, queries * head_dim),
         num_queries=queries, scale=0.3, window=window,
     )  # fmt: skip
     for row in range(rows):
         last = int(positions[row])
         first = max(0, last - window + 1) if window else 0
-        span = slice(int(starts[row]) + first, int(starts[row]) + last + 1)
-        k = keys[span].float().repeat_interleave(queries // heads, 1)
-        v = values[span].float().repeat_interleave(queries // heads, 1)
+        k, v = (
+            part[places[row], :, first : last + 1].float().repeat_interleave(queries // heads, 0)
+            for part in (keys, values)
+        )
         q = qkv[row, : queries * head_dim].reshape(queries, head_dim)
-        scores = torch.einsum("qd,nqd->qn", q, k) * 0.3
-        expected = torch.einsum("qn,nqd->qd", scores.softmax(dim=-1), v).flatten()
+        scores = torch.einsum("qd,qnd->qn", q, k) * 0.3
+        expected = torch.einsum("qn,qnd->qd", scores.softmax(dim=-1), v).flatten()
         torch.testing.assert_close(out[row], expected, atol=1e-4, rtol=1e-4)

@@ -14,6 +14,17 @@ struct Heads {
   int64_t num_queries, num_keys, dim;
 };
 
+// A layer's cache: [rows, num_keys, capacity, dim], so what one head reads of one sequence lies in one piece.
+template <class C>
+struct Cache {
+  C *keys, *values;
+  int64_t capacity;
+
+  int64_t at(Heads heads, int64_t row, int64_t key_head, int64_t position) const {
+    return ((row * heads.num_keys + key_head) * capacity + position) * heads.dim;
+  }
+};
+
 // Rotate the two halves of one head in place.
 void rotate(float* head, const float* cos, const float* sin, int64_t D) {
   const int64_t half = D / 2;
@@ -26,7 +37,7 @@ void rotate(float* head, const float* cos, const float* sin, int64_t D) {
 
 template <class C>
 void rope_store(float* qkv, const float* q_norm, const float* k_norm, float epsilon, const float* cos,
-                const float* sin, const int64_t* positions, const int64_t* slots, C* keys, C* values, int64_t T,
+                const float* sin, const int64_t* positions, const int64_t* rows, Cache<C> cache, int64_t T,
                 Heads heads) {
   const int64_t D = heads.dim, width = (heads.num_queries + 2 * heads.num_keys) * D;
   Pool::instance().run(T, [&](int64_t t) {
@@ -39,10 +50,12 @@ void rope_store(float* qkv, const float* q_norm, const float* k_norm, float epsi
     }
     const float* k = qkv + t * width + heads.num_queries * D;
     const float* v = k + heads.num_keys * D;
-    const int64_t base = slots[t] * heads.num_keys * D;
-    for (int64_t i = 0; i < heads.num_keys * D; ++i) {
-      assign(keys + base + i, k[i]);
-      assign(values + base + i, v[i]);
+    for (int64_t h = 0; h < heads.num_keys; ++h) {
+      const int64_t base = cache.at(heads, rows[t], h, positions[t]);
+      for (int64_t i = 0; i < D; ++i) {
+        assign(cache.keys + base + i, k[h * D + i]);
+        assign(cache.values + base + i, v[h * D + i]);
+      }
     }
   });
 }
@@ -62,8 +75,7 @@ inline float soften(float* scores, int64_t count) {
   return sum(totals);
 }
 
-// Asks for one head of one position. Heads of other queries lie between positions, which hides the pattern from the
-// processor's own prefetching.
+// Asks for one position of one head.
 template <class C>
 inline void touch(const C* p, int64_t D) {
   for (int64_t d = 0; d < D; d += 64 / int64_t(sizeof(C))) __builtin_prefetch(p + d);
@@ -77,15 +89,15 @@ template <int G, int Dim, class C>
 void attend_heads(const float* q, const C* keys, const C* values, float* out, std::vector<float>& scratch,
                   int64_t count, Heads heads, float scale) {
   constexpr int kSlice = G == 1 ? 8 : 4;
-  const int64_t D = Dim ? Dim : heads.dim, stride = heads.num_keys * D;
+  const int64_t D = Dim ? Dim : heads.dim;
   const int64_t room = (count + 2 * kLanes) / kLanes * kLanes;
   if (int64_t(scratch.size()) < G * room) scratch.resize(2 * G * room);
   float* const scores = scratch.data();
   for (int64_t j = 0; j < count; j += 4) {
     const C* key[4];
-    for (int i = 0; i < 4; ++i) key[i] = keys + (j + i < count ? j + i : count - 1) * stride;
+    for (int i = 0; i < 4; ++i) key[i] = keys + (j + i < count ? j + i : count - 1) * D;
     for (int i = 0; i < 4; ++i) {
-      touch(key[i] + kAhead * stride, D);
+      touch(key[i] + kAhead * D, D);
       touch(values + (key[i] - keys), D);
     }
     Vec dots[G][4] = {};
@@ -110,7 +122,7 @@ void attend_heads(const float* q, const C* keys, const C* values, float* out, st
         Vec weight[G];
         for (int g = 0; g < G; ++g) weight[g] = splat(scores[g * room + j]);
         for (int64_t i = 0; i < width; ++i) {
-          const Vec value = load(values + j * stride + d + i * kLanes);
+          const Vec value = load(values + j * D + d + i * kLanes);
           for (int g = 0; g < G; ++g) acc[g][i] = fused(weight[g], value, acc[g][i]);
         }
       }
@@ -142,17 +154,17 @@ void attend_group(const float* q, const C* keys, const C* values, float* out, st
 }
 
 template <class C>
-void attend(const float* q, int64_t q_stride, const C* keys, const C* values, const int64_t* row_starts,
-            const int64_t* positions, float* out, int64_t T, Heads heads, float scale, int64_t window) {
-  const int64_t group = heads.num_queries / heads.num_keys, D = heads.dim, stride = heads.num_keys * D;
+void attend(const float* q, int64_t q_stride, Cache<C> cache, const int64_t* rows, const int64_t* positions,
+            float* out, int64_t T, Heads heads, float scale, int64_t window) {
+  const int64_t group = heads.num_queries / heads.num_keys, D = heads.dim;
   const auto one = D == 64 ? attend_group<64, C> : D == 128 ? attend_group<128, C> : attend_group<0, C>;
   Pool::instance().run(T * heads.num_keys, [&](int64_t item) {
     thread_local std::vector<float> scratch;
     const int64_t t = item / heads.num_keys, key_head = item % heads.num_keys, last = positions[t];
     const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
-    const int64_t offset = (row_starts[t] + first) * stride + key_head * D, h = key_head * group;
-    one(q + t * q_stride + h * D, keys + offset, values + offset, out + (t * heads.num_queries + h) * D, scratch,
-        last - first + 1, heads, scale);
+    const int64_t offset = cache.at(heads, rows[t], key_head, first), h = key_head * group;
+    one(q + t * q_stride + h * D, cache.keys + offset, cache.values + offset, out + (t * heads.num_queries + h) * D,
+        scratch, last - first + 1, heads, scale);
   });
 }
 

@@ -57,11 +57,11 @@ void dh_rms_norm(const float* x, const float* weight, float* y, int64_t T, int64
 }
 
 void dh_attend(const float* q, int64_t q_stride, const void* keys, const void* values, int is_bf16,
-               const int64_t* row_starts, const int64_t* positions, float* out, int64_t T, int64_t num_queries,
-               int64_t num_keys, int64_t D, float scale, int64_t window) {
+               const int64_t* rows, const int64_t* positions, float* out, int64_t T, int64_t num_queries,
+               int64_t num_keys, int64_t D, int64_t capacity, float scale, int64_t window) {
   typed(keys, is_bf16, [&](auto* k) {
-    attend(q, q_stride, k, static_cast<decltype(k)>(values), row_starts, positions, out, T,
-           Heads{num_queries, num_keys, D}, scale, window);
+    attend(q, q_stride, Cache<std::remove_reference_t<decltype(*k)>>{k, static_cast<decltype(k)>(values), capacity},
+           rows, positions, out, T, Heads{num_queries, num_keys, D}, scale, window);
   });
 }
 
@@ -74,7 +74,8 @@ void dh_layers(const Layer* layers, int64_t count, const Shape* shape, const Ste
   typed(layers->qkv, shape->weights_are_bf16, [&](auto* w) {
     typed(keys[0], shape->cache_is_bf16, [&](auto* k) {
       for (int64_t i = 0; i < count; ++i)
-        run_layer(w, same_type(k, keys[i]), same_type(k, values[i]), layers[i], *shape, *step, hidden, scratch);
+        run_layer(w, Cache{same_type(k, keys[i]), same_type(k, values[i]), step->capacity}, layers[i], *shape, *step,
+                  hidden, scratch);
     });
   });
 }

@@ -24,8 +24,8 @@ struct Shape {
 };
 
 struct Step {
-  int64_t num_rows;
-  const int64_t *positions, *slots, *row_starts;
+  int64_t num_tokens, capacity;
+  const int64_t *positions, *rows;
 };
 }
 
@@ -52,9 +52,9 @@ inline int64_t scratch_size(const Shape& s, int64_t T) {
 }
 
 template <class W, class C>
-void run_layer(const W*, C* keys, C* values, const Layer& layer, const Shape& s, const Step& step, float* hidden,
+void run_layer(const W*, Cache<C> cache, const Layer& layer, const Shape& s, const Step& step, float* hidden,
                float* scratch) {
-  const int64_t T = step.num_rows, H = s.hidden, I = s.intermediate, A = s.num_queries * s.head_dim;
+  const int64_t T = step.num_tokens, H = s.hidden, I = s.intermediate, A = s.num_queries * s.head_dim;
   const Heads heads{s.num_queries, s.num_keys, s.head_dim};
   float *normed = scratch, *qkv = normed + T * H, *mixed = qkv + T * qkv_width(s), *gate_up = mixed + T * A,
         *inner = gate_up + 2 * T * I;
@@ -64,9 +64,8 @@ void run_layer(const W*, C* keys, C* values, const Layer& layer, const Shape& s,
   };
   rms_norm(hidden, layer.input_norm, normed, T, H, s.epsilon);
   project(normed, layer.qkv, layer.qkv_bias, qkv, H, qkv_width(s), false);
-  rope_store(qkv, layer.q_norm, layer.k_norm, s.epsilon, s.cos, s.sin, step.positions, step.slots, keys, values, T,
-             heads);
-  attend(qkv, qkv_width(s), keys, values, step.row_starts, step.positions, mixed, T, heads, s.scale, layer.window);
+  rope_store(qkv, layer.q_norm, layer.k_norm, s.epsilon, s.cos, s.sin, step.positions, step.rows, cache, T, heads);
+  attend(qkv, qkv_width(s), cache, step.rows, step.positions, mixed, T, heads, s.scale, layer.window);
   project(mixed, layer.out, layer.out_bias, hidden, A, H, true);
   rms_norm(hidden, layer.post_norm, normed, T, H, s.epsilon);
   project(normed, layer.gate_up, nullptr, gate_up, H, 2 * I, false);
