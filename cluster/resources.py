@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import ray
 
 from serving.app import AppArgs
-from serving.config import Profile, SuffixDrafter
+from serving.config import NoDrafter, Profile, SuffixDrafter
 from serving.deploy.options import Scaling
 from serving.errors import DrafthouseError
+
+
+_FEW_CPUS = 4
 
 
 class PlacementError(DrafthouseError):
@@ -93,9 +96,13 @@ def free_nodes() -> list[Bundle]:
 
 
 def sizes_for_one_machine(profile: Profile, *, num_cpus: int, num_gpus: int) -> dict[str, Scaling]:
-    """One replica a role. The Target gets what the drafter leaves; a suffix cache needs no core."""
-    is_light = isinstance(profile.drafter, SuffixDrafter)
-    drafter_cpus = 0 if is_light or num_cpus < 2 else max(1, num_cpus // 4)
+    """One replica a role. The Target gets what the drafter leaves.
+
+    A suffix cache needs no core of its own. On a small machine no drafter gets one: it works while the Target waits
+    for it, and a core less would halve the Target's speed.
+    """
+    is_light = isinstance(profile.drafter, NoDrafter | SuffixDrafter)
+    drafter_cpus = 0 if is_light or num_cpus < _FEW_CPUS else num_cpus // 4
     return {
         "gateway": Scaling(num_cpus=0),
         "target": Scaling(num_cpus=num_cpus - drafter_cpus, num_gpus=min(1, num_gpus)),

@@ -92,6 +92,8 @@ def test_one_machine_is_used_and_never_overbooked(kind, cpus, gpus):
     args = AppArgs(profile="p", **sizes_for_one_machine(profile, num_cpus=cpus, num_gpus=gpus))
     preflight(needs_of(args, profile), [Bundle(cpus, gpus)])
     assert args.target.num_cpus >= cpus / 2
+    if cpus < 4:
+        assert args.target.num_cpus == cpus  # a core less would halve the Target's speed
 
 
 def test_the_launcher_file_is_what_ray_up_expects_and_asks_for_a_token():
