@@ -49,14 +49,14 @@ def expected(requests: list[GenerationRequest], tokenizer: ChatTokenizer) -> dic
 
 @pytest.fixture(scope="session")
 def make() -> Callable[..., Built]:
-    """A float32 engine of the embedded model with any drafter."""
+    """A float32 engine of the embedded model with any drafter, unguarded: K is what a test asks for."""
 
-    def made(drafter: object, *, batch: int = 8) -> Built:
+    def made(drafter: object, *, batch: int = 8, guard: bool = False) -> Built:
         profile = Profile(
             name="test",
             target=ModelConfig(dtype="float32"),
             drafter=drafter,  # type: ignore[arg-type]
-            engine=EngineConfig(max_sessions=batch, max_length=512, guard=False),
+            engine=EngineConfig(max_sessions=batch, max_length=512, guard=guard),
         )
         return build(profile)
 

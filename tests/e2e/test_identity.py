@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from serving.build import Built
-from serving.config import ModelDrafter, SuffixDrafter
+from serving.config import ModelDrafter, NoDrafter, SuffixDrafter
 from serving.decode.offline import complete
-from serving.types import GenerationRequest, Limits
+from serving.types import GenerationRequest, Limits, Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +33,30 @@ def test_case_08_greedy_ids_with_a_draft_model(
     make: Make, requests: list[GenerationRequest], expected: Expected, k: int, batch: int
 ) -> None:
     assert outputs(make(ModelDrafter(max_draft=k), batch=batch), requests) == expected
+
+
+SAMPLED = (
+    Sampling(1.0, seed=1),
+    Sampling(0.7, seed=2, top_p=0.9),
+    Sampling(1.1, seed=3, top_k=40, min_p=0.02),
+    Sampling(0.9, seed=4, frequency_penalty=0.6, presence_penalty=0.4),
+    Sampling(frequency_penalty=2.0, presence_penalty=-2.0),
+)
+
+
+def test_case_16_seeded_samples_are_plain_decoding_s_with_any_drafter_draft_length_and_batch(
+    make: Make, requests: list[GenerationRequest]
+) -> None:
+    sampled = [replace(request, sampling=SAMPLED[i % len(SAMPLED)]) for i, request in enumerate(requests)]
+    plain = outputs(make(NoDrafter(), batch=8), sampled)
+    assert len({tuple(ids) for ids in plain.values()}) == len(plain)
+    for drafter, batch in ((SuffixDrafter(max_draft=8), 1), (ModelDrafter(max_draft=4), 3)):
+        assert outputs(make(drafter, batch=batch), sampled) == plain
+
+
+def test_the_guard_changes_no_token(make: Make, requests: list[GenerationRequest], expected: Expected) -> None:
+    for drafter in (SuffixDrafter(), ModelDrafter()):
+        assert outputs(make(drafter, batch=3, guard=True), requests) == expected
 
 
 def test_case_14_neighbours_of_every_acceptance_do_not_matter(
