@@ -10,7 +10,6 @@ from serving.config import NoDrafter, Profile, SuffixDrafter
 from serving.deploy.options import Scaling
 from serving.errors import DrafthouseError
 
-
 _FEW_CPUS = 4
 
 

@@ -13,6 +13,7 @@ from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
 from serving.decode.stats import EngineStats
 from serving.deploy.drafter_lease import DrafterLease
+from serving.deploy.flushing import Flusher
 from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
 from serving.deploy.metrics import RayInstruments, publish_for_ever
@@ -37,15 +38,15 @@ class Generator(Protocol):
     def cancel(self, request_id: str) -> None: ...
 
 
-async def stream(engine: Generator, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
-    """The chunks of one request, from the engine's thread to this event loop.
+async def stream(engine: Generator, request: GenerationRequest, *, interval: int = 1) -> AsyncGenerator[Chunk, None]:
+    """The chunks of one request, from the engine's thread to this event loop, `interval` rounds in each.
 
     RequestError and OverloadedError are raised before the first chunk. Closing or cancelling this iterator
     frees the request's state in every role.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[Chunk] = asyncio.Queue()
-    engine.submit(request, lambda chunk: _deliver(loop, queue, chunk))
+    engine.submit(request, Flusher(lambda chunk: _deliver(loop, queue, chunk), interval=interval))
     num_tokens, reason = 0, "abandoned"
     try:
         while reason == "abandoned":
@@ -84,6 +85,7 @@ class TargetReplica:
         from serving.build import build  # torch: not for the processes that only wire deployments
 
         self._stall_limit_s = stall_limit_s
+        self._interval = profile.engine.stream_interval
         self._lease = None if drafter is None else DrafterLease(profile, drafter)
         built = build(profile, drafter=None if self._lease is None else self._lease.drafter)
         self._engine = built.engine()
@@ -95,7 +97,7 @@ class TargetReplica:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one request; see `stream`."""
         log.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_ids))
-        async for chunk in stream(self._engine, request):
+        async for chunk in stream(self._engine, request, interval=self._interval):
             yield chunk
 
     async def status(self) -> TargetStatus:

@@ -1,0 +1,42 @@
+"""Chunks joined on their way out: nothing lost, nothing late at either end."""
+
+import pytest
+
+from serving.deploy.flushing import Flusher, joined
+from serving.types import Chunk, Ledger, Receipt, TokenLogprob
+
+
+def chunks(count: int) -> list[Chunk]:
+    return [
+        Chunk(
+            "r", (i, i + 100), f"{i} ", Receipt(rounds=i + 1), Ledger(float(i), i),
+            "length" if i == count - 1 else None, (TokenLogprob(i, -0.1), TokenLogprob(i + 100, -0.2)),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("interval", "count", "sizes"),
+    [(1, 4, [1, 1, 1, 1]), (3, 8, [1, 3, 3, 1]), (3, 7, [1, 3, 3]), (8, 3, [1, 2]), (8, 1, [1])],
+)
+def test_the_first_leaves_at_once_and_the_last_takes_the_rest_along(
+    interval: int, count: int, sizes: list[int]
+) -> None:
+    out: list[Chunk] = []
+    flusher = Flusher(out.append, interval=interval)
+    for chunk in chunks(count):
+        flusher(chunk)
+    assert [len(chunk.ids) // 2 for chunk in out] == sizes
+    assert joined(out) == joined(chunks(count))
+    assert [chunk.receipt.rounds for chunk in out] == [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    assert out[-1].finish_reason == "length"
+
+
+def test_what_is_joined_is_what_was_there() -> None:
+    whole = joined(chunks(3))
+    assert (whole.ids, whole.text) == ((0, 100, 1, 101, 2, 102), "0 1 2 ")
+    assert (whole.receipt.rounds, whole.ledger, whole.finish_reason) == (3, Ledger(2.0, 2), "length")
+    assert whole.logprobs is not None
+    assert [entry.token_id for entry in whole.logprobs] == list(whole.ids)
+    assert joined([Chunk("r", (1,), "a", Receipt()), Chunk("r", (2,), "b", Receipt())]).logprobs is None
