@@ -100,7 +100,7 @@ def sizes_for_one_machine(profile: Profile, *, num_cpus: int, num_gpus: int) -> 
     A suffix cache needs no core of its own. On a small machine no drafter gets one: it works while the Target waits
     for it, and a core less would halve the Target's speed.
     """
-    is_light = isinstance(profile.drafter, NoDrafter | SuffixDrafter)
+    is_light = isinstance(profile.drafter, NoDrafter | SuffixDrafter) or profile.placement == "colocated"
     drafter_cpus = 0 if is_light or num_cpus < _FEW_CPUS else num_cpus // 4
     return {
         "gateway": Scaling(num_cpus=0),

@@ -34,6 +34,9 @@ def main(argv: Sequence[str]) -> int:
     except DrafthouseError as error:
         print(f"{verb}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:  # a file or folder of the user's that is not to be had
+        print(f"{verb}: {error.filename or 'input/output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -90,6 +90,13 @@ def request_body(profile_name: str) -> dict[str, object]:
 
 def stream(url: str, body: dict[str, object], answer: Answer) -> Iterator[str]:
     """The text piece by piece; fills `answer` on the way. Raises DrafthouseError for anything but 200."""
+    try:
+        yield from _events(url, body, answer)
+    except httpx.HTTPError as error:
+        raise DrafthouseError(f"the request failed: {type(error).__name__}; see the messages above") from None
+
+
+def _events(url: str, body: dict[str, object], answer: Answer) -> Iterator[str]:
     started_s = time.perf_counter()
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120.0) as response:
         if response.status_code != 200:

@@ -12,7 +12,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from cluster.resources import Bundle, free_nodes, needs_of, preflight, sizes_for_one_machine
 from serving.app import AppArgs, app
 from serving.config import load_profile
-from serving.errors import DrafthouseError
+from serving.errors import ConfigError, DrafthouseError
 
 APP_NAME = "drafthouse"
 _POLL_S = 0.25
@@ -22,17 +22,25 @@ Say = Callable[[str], None]
 
 
 def args_for_this_ray(profile_name: str) -> AppArgs:
-    """One replica a role, sized by what the connected Ray has free."""
-    free = sum(free_nodes(), start=Bundle())
+    """One replica a role, sized by what the roomiest node of the connected Ray has free."""
+    largest = max(free_nodes(), key=lambda node: (node.num_gpus, node.num_cpus), default=Bundle())
     sizes = sizes_for_one_machine(
-        load_profile(profile_name), num_cpus=max(1, int(free.num_cpus)), num_gpus=int(free.num_gpus)
+        load_profile(profile_name), num_cpus=max(1, int(largest.num_cpus)), num_gpus=int(largest.num_gpus)
     )
     return AppArgs(profile=profile_name, **sizes)
 
 
 @contextmanager
 def deployed(args: AppArgs) -> Iterator[None]:
-    """The application, being placed; taken down at the end. Raises PlacementError before any of that."""
+    """The application, being placed; taken down at the end.
+
+    Raises PlacementError, or ConfigError where this Ray runs an application of that name, before any of that.
+    """
+    if APP_NAME in serve.status().applications:
+        raise ConfigError(
+            f"this Ray already serves an application {APP_NAME!r}, which would be replaced and then taken down; "
+            "end it first (serve shutdown), or use another Ray"
+        )
     preflight(needs_of(args, load_profile(args.profile)), free_nodes())
     serve.run_many(
         [RunTarget(app(args), name=APP_NAME, route_prefix="/")],

@@ -23,7 +23,7 @@ from jobs.reference import StockGenerate
 from serving.build import build
 from serving.config import EngineConfig, ModelConfig, ModelDrafter, Profile, SuffixDrafter
 from serving.decode.offline import complete
-from serving.errors import ConfigError
+from serving.errors import ConfigError, DrafthouseError
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.tokenizer import ChatTokenizer
 from serving.types import GenerationRequest, Limits
@@ -132,7 +132,9 @@ def _separate(profile: Profile) -> Iterator[Run]:
         yaml.safe_dump(profile.model_dump(), file)
         file.flush()
         with deployed(args_for_this_ray(file.name)):
-            wait_until_up(f"http://127.0.0.1:{_PORT}", say=lambda _: None, timeout_s=600)
+            state = wait_until_up(f"http://127.0.0.1:{_PORT}", say=lambda _: None, timeout_s=600)
+            if state != "ready":
+                raise DrafthouseError(f"{profile.name}: is {state}, so nothing would be drafted and nothing checked")
             client = TargetClient(serve.get_deployment_handle("Target", APP_NAME))
             yield lambda requests: asyncio.run(every(client, requests))
 

@@ -36,6 +36,10 @@ def profile_from(args: argparse.Namespace, name: str) -> Profile:
     values: dict[str, Any] = profile.model_dump()
     values["target"].update(_given(model=args.target, dtype=args.dtype))
     values["engine"].update(_given(max_sessions=args.batch, max_length=args.max_length))
+    if args.max_draft is not None and profile.drafter.kind == "none" and not _is_one_of_many(args):
+        raise ConfigError(f"--max-draft: profile {name!r} drafts nothing; drop the flag or choose another profile")
+    if args.drafter and not isinstance(profile.drafter, ModelDrafter) and not _is_one_of_many(args):
+        raise ConfigError(f"--drafter: profile {name!r} has no draft model; drop the flag, or use `--profile strict`")
     if profile.drafter.kind != "none":
         values["drafter"].update(_given(max_draft=args.max_draft))
     if args.drafter and isinstance(profile.drafter, ModelDrafter):
@@ -54,6 +58,11 @@ def prompts_from(args: argparse.Namespace) -> list[Prompt]:
         raise ConfigError(f"--max-tokens: must be at least 1, got {args.max_tokens}")
     tasks = [task for task in args.tasks.split(",") if task]
     return select(read_prompts(args.prompts), tasks=tasks, limit=args.limit)
+
+
+def _is_one_of_many(args: argparse.Namespace) -> bool:
+    """Whether several profiles are asked for, of which a flag may suit only some."""
+    return "," in (getattr(args, "profiles", None) or "")
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class AppArgs(BaseModel):
     api_keys_env: str | None = Field(
         default=None,
         min_length=1,
-        description="environment variable of the Gateway with the accepted API keys, separated by commas",
+        description="variable with the accepted API keys, separated by commas, read where the application is built",
     )
     drain_s: float = Field(default=600.0, ge=1.0, le=86_400.0, description="more than the longest generation")
     stall_limit_s: float = Field(default=30.0, ge=1.0, le=3_600.0, description="no round for so long: unhealthy")

@@ -26,6 +26,7 @@ from serving.verifiers.full import FullVerifier
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
+_TIMINGS = 5
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
             max_draft=profile.max_draft,
         ),
     )
-    warm_up(target)
+    warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
@@ -112,28 +113,32 @@ def _guard(target: ScoringModel, profile: Profile) -> Guard:
     """Costs by passes over one sequence: what a row costs hardly depends on whose it is."""
     most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
     counts = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= max(2, most)]
-    return Guard(CostModel({rows: _pass_s(target, rows) for rows in counts}), max_draft=profile.max_draft)
+    seconds: dict[int, list[float]] = {rows: [] for rows in counts}
+    for _ in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
+        for rows in counts:
+            seconds[rows].append(_pass_s(target, rows))
+    costs = CostModel({rows: statistics.median(found) for rows, found in seconds.items()})
+    return Guard(costs, max_draft=profile.max_draft)
 
 
 def _pass_s(model: ScoringModel, rows: int) -> float:
-    """Median seconds of a pass over `rows` rows."""
+    """Seconds of one pass over `rows` rows."""
     ids = as_ids([1] * (rows + 1))
     model.open("measure", ids)
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        model.score([ScoreRequest("measure", ids, num_rows=rows)])
-        seconds.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    model.score([ScoreRequest("measure", ids, num_rows=rows)])
+    seconds = time.perf_counter() - started
     model.close("measure")
-    return statistics.median(seconds)
+    return seconds
 
 
 def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:
-    from serving.models.draft_lm import is_draft_lm
+    from serving.models.draft_lm import draft_base, is_draft_lm
     from serving.models.loading import LoadOptions, load_packed_lm, read_config
 
-    if not is_draft_lm(config.model):
-        check_same_vocabulary(target=tokenizer, drafter=ChatTokenizer.load(config.model))
+    whole = draft_base(config.model) if is_draft_lm(config.model) else config.model
+    if whole != profile.target.model:
+        check_same_vocabulary(target=tokenizer, drafter=ChatTokenizer.load(whole))
     context = getattr(read_config(config.model).get_text_config(), "max_position_embeddings", None)
     limit = min(profile.engine.max_length, context or profile.engine.max_length)
     model = load_packed_lm(

@@ -17,6 +17,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 DraftSource: TypeAlias = Literal["none", "suffix", "model", "eagle3", "flexdraft"]
 Tier: TypeAlias = Literal["accepted", "exception", "recovered", "bonus"]
 
+# Below it sampling is greedy: logits divided by less leave the range of float32.
+LEAST_TEMPERATURE = 1e-5
+
 EMPTY_IDS: Ids = np.zeros(0, dtype=np.int32)
 EMPTY_IDS.flags.writeable = False
 
@@ -175,7 +178,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:

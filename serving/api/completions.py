@@ -1,5 +1,6 @@
 """/v1/completions: raw prompts to ids, deltas to OpenAI's text objects."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -24,8 +25,10 @@ async def _prompt_of(prompt: OnePrompt, tokenizer: Tokenizer, *, field: str, ech
     if isinstance(prompt, str):
         ids = await tokenised(lambda: tokenizer.encode(prompt), num_chars=len(prompt))
         return Prompt(ids, field, prompt if echo else "")
-    ids = checked_ids(prompt, field=field, vocab_size=tokenizer.vocab_size)
-    return Prompt(ids, field, tokenizer.decode_raw(ids) if echo else "")
+    ids = await tokenised(
+        lambda: checked_ids(prompt, field=field, vocab_size=tokenizer.vocab_size), num_chars=len(prompt)
+    )
+    return Prompt(ids, field, await asyncio.to_thread(tokenizer.decode_raw, ids) if echo else "")
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ def generation_requests(
     is seeded as if it came alone. Raises RequestError where the body asks for more than the profile allows.
     """
     requests = [request for prompt in prompts for request in _choices(body, prompt, backend=backend, tenant=tenant)]
+    most = backend.profile.engine.max_sessions + backend.profile.engine.max_queued
+    if len(requests) > most:
+        raise RequestError("n", f"makes {len(requests)} answers, but this server takes at most {most}; ask for fewer")
     if len(requests) == 1:
         return [replace(requests[0], request_id=completion_id)]
     return [replace(request, request_id=f"{completion_id}-{index}") for index, request in enumerate(requests)]

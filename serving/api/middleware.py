@@ -3,6 +3,7 @@
 Pure ASGI, outermost first: AccessLog(ApiKeys(BodyLimit(app))). The inner two raise; AccessLog answers.
 """
 
+import asyncio
 import hashlib
 import hmac
 
@@ -38,6 +39,9 @@ class AccessLog:
 
         try:
             await self._answer(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server's own way to say that the client has left
+            record.outcome = "disconnected"
+            raise
         finally:
             record.write(scope)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serving.decode.scheduler import Scheduler, SchedulerLimits, Sink
 from serving.decode.stats import EngineStats
 from serving.decode.timing import RequestTimes
-from serving.errors import OverloadedError
+from serving.errors import OverloadedError, RequestError
 from serving.types import Chunk, GenerationRequest
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,22 @@ class Engine:
         """
         self._limits.check(request)
         with self._wake:
-            if len(self._outstanding) >= self._limits.max_sessions + self._limits.max_queued:
-                raise OverloadedError(f"{len(self._outstanding)} requests are in work or waiting; try again later")
-            self._outstanding.add(request.request_id)
+            self._reserve(request)
         timed = self._scheduler.log.watch(request, self._tracked(sink))
         self._post(lambda: self._scheduler.submit(request, timed))
+
+    def _reserve(self, request: GenerationRequest) -> None:
+        """A place in the batch or the queue. What began elsewhere gets one beyond the limit: its client is reading."""
+        limit = self._limits.max_sessions + self._limits.max_queued
+        if self._is_stopping:
+            raise OverloadedError("this engine is stopping; try again later")
+        if len(self._outstanding) >= limit and not len(request.resume_ids):
+            raise OverloadedError(f"{len(self._outstanding)} requests are in work or waiting; try again later")
+        if request.request_id in self._outstanding:
+            raise RequestError("request_id", f"{request.request_id!r} is in work already; use another one")
+        if not self._outstanding:
+            self._last_round_s = time.monotonic()  # an idle engine has not been stalled all the while
+        self._outstanding.add(request.request_id)
 
     def cancel(self, request_id: str) -> None:
         """Free a request's state in every role before the next round. Unknown or ended ids change nothing."""
@@ -109,13 +120,23 @@ class Engine:
                 if not self._scheduler.has_work:
                     self._last_round_s = time.monotonic()
                 commands = [self._mailbox.popleft() for _ in range(len(self._mailbox))]
-            try:
-                for command in commands:
-                    command()
-                self._scheduler.step()
-            except Exception as error:  # the thread's boundary: one bad pass must not end the engine
-                log.exception("a round failed; its requests end with an error")
-                self._scheduler.fail_all(f"{type(error).__name__}: {error}")
+            for work in (*commands, self._scheduler.step):
+                self._attempt(work)
             self._last_round_s = time.monotonic()
         for request_id in list(self._outstanding):
             self._scheduler.cancel(request_id)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do one thing; it may fail without ending the engine or losing what comes behind it."""
+        try:
+            work()
+        except Exception as error:  # the thread's boundary
+            log.exception("a round failed; its requests end with an error")
+            self._fail_all(f"{type(error).__name__}: {error}")
+
+    def _fail_all(self, error: str) -> None:
+        while self._scheduler.num_running:
+            try:
+                self._scheduler.fail_all(error)
+            except Exception:  # the same boundary; the request is out of the batch all the same
+                log.exception("a role could not let go of a request")

@@ -5,6 +5,9 @@ drafted token costs its row, an attempt costs its share of drafting, an accepted
 account of gains and costs, which starts with a small credit and earns an allowance a round; it drafts only while its
 balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
 allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
+
+Where drafts have not paid lately, in whatever session, new sessions get no credit and first save up for one attempt;
+every so many get it all the same, so that a drafter which has become good is found out.
 """
 
 import math
@@ -13,8 +16,11 @@ from typing import Protocol
 
 from serving.decode.costs import CostModel
 
-# A session starts as if two of four earlier draft tokens had been accepted.
-_PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 4.0
+# A session starts as if it had tried so many draft tokens, accepted at the rate of all sessions lately.
+_PRIOR_TRIED = 4.0
+_PRIOR_ACCEPTANCE = 0.5  # before there is any
+_SHARED_SMOOTHING = 0.05  # of what sessions learn from each other
+_CREDIT_ANYWAY = 16  # one in so many sessions
 _MEMORY = 0.9  # weight of the past after each round with a draft
 _LEAST_PRICE = 1e-3
 _SMOOTHING = 0.1
@@ -34,11 +40,12 @@ class DraftPolicy(Protocol):
         """What became of a session's round in which a draft was asked for."""
         ...
 
-    def record(self, *, rows: int, verify_s: float, asked: int, draft_s: float) -> None:
-        """One pass without prompts: `rows` scored in `verify_s`; `asked` sessions' drafts were waited for `draft_s`.
+    def record_drafts(self, *, asked: int, draft_s: float) -> None:
+        """The drafts of `asked` sessions held the loop up for `draft_s`. Comes before their outcomes are observed."""
+        ...
 
-        Comes before the round's outcomes are observed.
-        """
+    def record_pass(self, *, rows: int, verify_s: float) -> None:
+        """One pass without prompts scored `rows` in `verify_s`. Comes before the round's outcomes are observed."""
         ...
 
     def forget(self, session_id: str) -> None: ...
@@ -56,7 +63,10 @@ class FixedDrafts:
     def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
         """Nothing to learn."""
 
-    def record(self, *, rows: int, verify_s: float, asked: int, draft_s: float) -> None:
+    def record_drafts(self, *, asked: int, draft_s: float) -> None:
+        """Nothing to learn."""
+
+    def record_pass(self, *, rows: int, verify_s: float) -> None:
         """Nothing to learn."""
 
     def forget(self, session_id: str) -> None:
@@ -67,9 +77,9 @@ class FixedDrafts:
 class _Account:
     """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens."""
 
-    tried: float = _PRIOR_TRIED
-    accepted: float = _PRIOR_ACCEPTED
-    balance: float = CREDIT
+    tried: float
+    accepted: float
+    balance: float
 
     @property
     def acceptance(self) -> float:
@@ -84,16 +94,20 @@ class Guard:
         self._costs = costs
         self._max_draft = max_draft
         self._accounts: dict[str, _Account] = {}
-        self._ask_s = 0.0
+        self._num_opened = 0
+        self._acceptance = _PRIOR_ACCEPTANCE
+        self._gain = 0.0
+        self._cost = 0.0
+        self._ask_s: float | None = None
         self._rows = 0
 
     def limit(self, session_id: str, batch_size: int) -> int:
-        account = self._accounts.setdefault(session_id, _Account())
+        account = self._account(session_id)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
         if account.balance < 0.0:
             return 0
-        # The price of one more row a session than in the last round: costs may rise steeply from some row count on.
-        price = max(self._costs.price(batch_size, max(self._rows, batch_size) + batch_size), _LEAST_PRICE)
+        rows = max(self._rows, batch_size)
+        price = max(self._costs.next_price(batch_size, rows), _LEAST_PRICE)
         acceptance = account.acceptance
         if acceptance <= price:
             return min(1, self._max_draft)  # a trial: too dear by what is known so far
@@ -102,20 +116,35 @@ class Guard:
         return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
 
     def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
-        account = self._accounts.setdefault(session_id, _Account())
+        account = self._account(session_id)
         if num_drafted:
-            account.tried = _MEMORY * account.tried + min(num_drafted, num_accepted + 1)
+            tried = min(num_drafted, num_accepted + 1)
+            account.tried = _MEMORY * account.tried + tried
             account.accepted = _MEMORY * account.accepted + num_accepted
-        asking = self._costs.plain_tokens(self._ask_s, batch_size)
+            self._acceptance += _SHARED_SMOOTHING * (num_accepted / tried - self._acceptance)
         rows = max(self._rows, batch_size + num_drafted)
-        account.balance += num_accepted - num_drafted * self._costs.price(batch_size, rows) - asking
+        asking = self._costs.plain_tokens(self._ask_s or 0.0, batch_size)
+        cost = num_drafted * self._costs.price(batch_size, rows) + asking
+        account.balance += num_accepted - cost
+        self._cost = cost if self._cost == 0.0 else self._cost + _SHARED_SMOOTHING * (cost - self._cost)
+        self._gain += _SHARED_SMOOTHING * (num_accepted - cost - self._gain)
 
-    def record(self, *, rows: int, verify_s: float, asked: int, draft_s: float) -> None:
-        self._costs.record(rows, verify_s)
-        self._rows = rows
+    def record_drafts(self, *, asked: int, draft_s: float) -> None:
         if asked:
             each_s = draft_s / asked
-            self._ask_s = each_s if self._ask_s == 0.0 else self._ask_s + _SMOOTHING * (each_s - self._ask_s)
+            self._ask_s = each_s if self._ask_s is None else self._ask_s + _SMOOTHING * (each_s - self._ask_s)
+
+    def record_pass(self, *, rows: int, verify_s: float) -> None:
+        self._costs.record(rows, verify_s)
+        self._rows = rows
 
     def forget(self, session_id: str) -> None:
         self._accounts.pop(session_id, None)
+
+    def _account(self, session_id: str) -> _Account:
+        if session_id not in self._accounts:
+            has_credit = self._gain >= 0.0 or self._num_opened % _CREDIT_ANYWAY == 0
+            self._num_opened += 1
+            balance = CREDIT if has_credit else -self._cost
+            self._accounts[session_id] = _Account(_PRIOR_TRIED, _PRIOR_TRIED * self._acceptance, balance)
+        return self._accounts[session_id]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from serving.decode.text import TextStream
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
-from serving.types import Chunk, FinishReason, Receipt, ScoreTable, TokenLogprob, Verified
+from serving.types import Chunk, FinishReason, Ledger, Receipt, ScoreTable, TokenLogprob, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: b
     )
 
 
-def ended(proposal_id: str, receipt: Receipt, reason: FinishReason, error: str | None = None) -> Chunk:
+def ended(
+    request_id: str, receipt: Receipt, reason: FinishReason, *, error: str | None = None, ledger: Ledger | None = None
+) -> Chunk:
     """The last chunk of a request that ends without a verdict: cancelled, or failed."""
-    return Chunk(proposal_id, (), "", receipt, finish_reason=reason, error=error)
+    return Chunk(request_id, (), "", receipt, ledger or Ledger(), finish_reason=reason, error=error)

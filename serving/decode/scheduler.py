@@ -157,22 +157,27 @@ class Scheduler:
         ]
         feeds_prompts = not all(run.is_prefilled for run in batch)
         settled = self._settle(batch, proposals, self._verify(proposals, drafted, feeds_prompts=feeds_prompts), drafted)
-        for run, _ in settled:
-            if run.session.is_finished:
-                self._release(run.session, remember=True)
-                self.stats.finished += 1
         for run, outcome in settled:
-            run.sink(outcome.chunk)
+            self._hand_on(run, outcome.chunk)
         self._start_drafts([run for run in batch if not run.session.is_finished])
+
+    def _hand_on(self, run: _Running, chunk: Chunk) -> None:
+        """Stream a chunk. A session that has ended is let go of first: its place is free when its client hears."""
+        try:
+            if run.session.is_finished:
+                self.stats.finished += 1
+                self._release(run.session, remember=True)
+        finally:
+            run.sink(chunk)
 
     def _verify(self, proposals: list[Proposal], drafted: _Drafted, *, feeds_prompts: bool) -> list[Verified | None]:
         started = time.perf_counter()
         verified = self._verifier.verify(proposals)
         elapsed = time.perf_counter() - started
-        self._grouping.record(len(proposals), verify_s=elapsed)
+        self._policy.record_drafts(asked=len(drafted.drafts), draft_s=drafted.seconds)
         if not feeds_prompts:
-            rows = sum(len(proposal.draft) + 1 for proposal in proposals)
-            self._policy.record(rows=rows, verify_s=elapsed, asked=len(drafted.drafts), draft_s=drafted.seconds)
+            self._grouping.record(len(proposals), verify_s=elapsed)
+            self._policy.record_pass(rows=sum(len(proposal.draft) + 1 for proposal in proposals), verify_s=elapsed)
         self.stats.verify_s += elapsed
         self.stats.rounds += 1
         return verified
@@ -204,14 +209,15 @@ class Scheduler:
         while self._waiting and self.num_running < self._limits.max_sessions:
             salt = next(iter(self._waiting))
             queue = self._waiting.pop(salt)
-            self._open(queue.popleft())
+            waiting = queue.popleft()
             if queue:
                 self._waiting[salt] = queue
+            self._open(waiting)
 
     def _open(self, waiting: _Waiting) -> None:
         request = waiting.request
         self.log.admit(request.request_id)
-        self.stats.prompt_tokens += len(request.prompt_ids)
+        self.stats.prompt_tokens += 0 if len(request.resume_ids) else len(request.prompt_ids)
         session = Session.admit(request, max_draft=self._limits.max_draft)
         text = TextStream(self._decode, request.limits.stop_strings)
         for token in request.resume_ids.tolist():
@@ -272,10 +278,12 @@ class Scheduler:
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         run = self._running[request_id]
-        self._release(run.session, remember=False)
         self.stats.cancelled += reason == "cancelled"
         self.stats.failed += reason == "error"
-        run.sink(ended(request_id, run.session.receipt, reason, error))
+        try:
+            self._release(run.session, remember=False)
+        finally:  # its client hears of the end even where a role cannot let go of it
+            run.sink(ended(request_id, run.session.receipt, reason, error=error, ledger=run.session.ledger))
 
     def _release(self, session: Session, *, remember: bool) -> None:
         del self._running[session.request_id]

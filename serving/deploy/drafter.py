@@ -154,8 +154,14 @@ class DrafterReplica:
                 log.error("drafter %s: silent for %.0f s", grant.incarnation, self._silence_limit_s)
                 ray.kill(grant.actor)
             except RayActorError:
-                await self._living()
+                await self._replaced()
             await asyncio.sleep(_PING_S)
+
+    async def _replaced(self) -> None:
+        try:
+            await self._living()
+        except RayActorError:  # the next look finds it dead and tries again
+            log.error("drafter: the worker that replaced a dead one died while it loaded")
 
 
 async def _answer(grant: Grant) -> None:

@@ -102,7 +102,9 @@ DRAFT_MS = Metric(
     "drafthouse_draft_milliseconds", "gauge", "a remote drafter's own time in the same calls, mean of the last minute"
 )
 DEGRADED = Metric("drafthouse_degraded", "gauge", "1 while the drafter is out of reach and decoding is plain, else 0")
-SPECULATION_K = Metric("drafthouse_speculation_k", "gauge", "K in use: the most tokens that a draft may have")
+SPECULATION_K = Metric(
+    "drafthouse_speculation_k", "gauge", "K in use: tokens that a draft may have, mean over sessions"
+)
 CANCELLED = Metric("drafthouse_requests_cancelled", "counter", "requests that were cancelled")
 FAILED = Metric("drafthouse_requests_failed", "counter", "requests that ended with an error")
 QUEUE_LIMIT = Metric("drafthouse_queue_limit", "gauge", "requests that may wait before one is refused")

@@ -33,6 +33,8 @@ class Scaling(BaseModel):
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
         low, high = self.min_replicas, self.max_replicas
+        if low == high and self.target_ongoing_requests is not None:
+            raise ValueError("target_ongoing_requests has no effect where min_replicas equals max_replicas; drop it")
         if high < low:
             raise ValueError(f"max_replicas ({high}) must not be below min_replicas ({low})")
         return self

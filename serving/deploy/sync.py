@@ -14,7 +14,7 @@ from serving.deploy.messages import (
     packed,
 )
 from serving.protocols import DraftRequest, Outcome
-from serving.types import EMPTY_DRAFT, Draft, Ids
+from serving.types import EMPTY_DRAFT, Draft, Ids, Sampling
 
 
 class SessionSync:
@@ -91,12 +91,13 @@ class SessionSync:
         if acked is None:
             return
         rest = b"" if ids is None else ids_bytes(ids[acked:])
-        is_kept = ids is not None and len(rest) <= MAX_IDS_BYTES
+        told = sum(len(close.new_ids) for close in self._closes)
+        is_kept = ids is not None and told + len(rest) <= MAX_IDS_BYTES
         self._closes.append(CloseItem(session_id, acked, rest if is_kept else b"", is_kept))
 
     def _item(self, request: DraftRequest) -> DraftItem:
         acked = self._acked.setdefault(request.session_id, 0)
-        opening = None if acked else SessionOpening(request.prompt_len, request.salt, request.sampling)
+        opening = None if acked else SessionOpening(request.prompt_len, request.salt, drawing_of(request.sampling))
         return DraftItem(request.session_id, acked, ids_bytes(request.ids[acked:]), request.max_draft, opening)
 
     def _call(self, items: Sequence[DraftItem]) -> DraftCall:
@@ -115,3 +116,10 @@ class SessionSync:
         if len(draft):
             self._drafted_by[item.session_id] = number
         return draft
+
+
+def drawing_of(sampling: Sampling) -> Sampling:
+    """What a drafter needs to draw like the target, but for what changes logits: biases may be many."""
+    return Sampling(
+        sampling.temperature, sampling.seed, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
+    )

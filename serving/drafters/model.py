@@ -68,8 +68,7 @@ class ModelDrafter:
         drafting = [_Drafting(request, self._room(request), self._sampling(request)) for request in requests]
         for entry in drafting:
             if entry.is_open and entry.request.session_id not in self._open:
-                self._model.open(entry.request.session_id, entry.request.ids, salt=entry.request.salt)
-                self._open.add(entry.request.session_id)
+                entry.is_stopped = not self._has_opened(entry.request)
         while active := [entry for entry in drafting if entry.is_open]:
             self._extend(active)
         return ReadyDrafts([entry.draft for entry in drafting])
@@ -81,6 +80,15 @@ class ModelDrafter:
         if session_id in self._open:
             self._open.remove(session_id)
             self._model.close(session_id)
+
+    def _has_opened(self, request: DraftRequest) -> bool:
+        """Whether there was a row for the session; without one it goes on, without drafts, until one is free."""
+        try:
+            self._model.open(request.session_id, request.ids, salt=request.salt)
+        except KeyError:
+            return False
+        self._open.add(request.session_id)
+        return True
 
     def _sampling(self, request: DraftRequest) -> Sampling:
         sampling = request.sampling

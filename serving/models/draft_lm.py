@@ -34,6 +34,12 @@ def is_draft_lm(model: str) -> bool:
     return (Path(resolve_model(model).location) / _CARD).is_file()
 
 
+def draft_base(model: str) -> str:
+    """The target that a draft LM was made for."""
+    card = json.loads((Path(resolve_model(model).location) / _CARD).read_text(encoding="utf-8"))
+    return str(card["base"])
+
+
 def load_draft_model(model: str, dtype: torch.dtype) -> DraftModel:
     """Put the network together; of the base checkpoint only the embedding (and head) is read."""
     parts = _read_parts(model)
@@ -63,7 +69,7 @@ class _Parts:
 
 def _read_parts(model: str) -> _Parts:
     folder = Path(resolve_model(model).location)
-    base = json.loads((folder / _CARD).read_text(encoding="utf-8"))["base"]
+    base = draft_base(model)
     own = load_file(folder / "model.safetensors")
     target_ids = own.pop("target_ids").long()
     return _Parts(folder, own, target_ids, *base_matrices(base))

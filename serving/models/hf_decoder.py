@@ -5,6 +5,7 @@ values in the KV store and attends segment by segment.
 """
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ class _Context:
     store: KVStore
 
 
-_contexts: dict[int, _Context] = {}
+_contexts: WeakValueDictionary[int, _Context] = WeakValueDictionary()
 
 
 def packed_attention(

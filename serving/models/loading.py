@@ -21,7 +21,7 @@ from serving.models.source import resolve_model
 
 log = logging.getLogger(__name__)
 
-# Logits of a step and the fused activations: rows that one pass may score or feed, in float32.
+# Logits of a step and the fused activations, in float32: rows that one pass may score or feed, at the least.
 _WORKSPACE_ROWS = 64
 
 
@@ -56,15 +56,26 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
     draft = load_draft_model(model, dtype) if is_draft_lm(model) else None
-    network = draft.network if draft is not None else load_network(model, dtype)
+    network = draft.network.to(_device()) if draft is not None else load_network(model, dtype)
+    _check_vocabulary(network, options)
     decoder = _decoder(network, max_length=options.capacity)
     store = KVStore(decoder.shapes, options.num_rows, options.capacity, dtype, _device())
     head = HeadOptions(
         vocab_size=min(options.vocab_size, network.lm_head.weight.shape[0]),
-        id_map=None if draft is None else draft.id_map,
+        id_map=None if draft is None else draft.id_map.to(_device()),
         with_logsumexp=options.with_logsumexp,
     )
     return PackedLM(decoder, store, head=head, prefill_chunk=options.prefill_chunk)
+
+
+def _check_vocabulary(network: Network, options: LoadOptions) -> None:
+    """Every id that the tokenizer can give must have an embedding: a larger one would be read out of bounds."""
+    num_embeddings = network.get_input_embeddings().weight.shape[0]
+    if options.vocab_size > num_embeddings:
+        raise ConfigError(
+            f"{options.role}: its tokenizer has {options.vocab_size} tokens but the model has embeddings for "
+            f"{num_embeddings}; resize the embeddings, or remove the tokens that were added"
+        )
 
 
 def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
@@ -78,7 +89,8 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     kv_bytes = KVStore.planned_bytes(
         layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype
     )
-    items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * _WORKSPACE_ROWS * options.vocab_size}
+    rows = max(_WORKSPACE_ROWS, options.num_rows * (options.max_draft + 1))
+    items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * rows * options.vocab_size}
     planned = tuple(PlannedItem(options.role, purpose, size) for purpose, size in items.items())
     return MemoryPlan(planned, available_bytes(_device()))
 

@@ -1,7 +1,7 @@
 """Builds and binds `kernels/`: CPU kernels compiled for this very processor, once, into the user's cache.
 
 Where no compiler is found the kernels are simply absent (`load_native()` is None) and the Hugging Face modules
-run instead: same results, slower.
+run instead: slower, and rows of a batch may differ in their last bits.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Llama-shaped decoders on the native CPU kernels: fused projections, no padding, a few calls a layer.
+"""Llama-shaped decoders on the native CPU kernels: fused projections, no padding, one call for all layers.
 
 Covers models made of RMSNorm, rotary grouped-query attention and SwiGLU: Llama, Mistral, Qwen2, Qwen3. Anything
 else runs through `hf_decoder`. T packed rows, H hidden, Q query heads, KV key heads, D per head, I intermediate.

@@ -54,6 +54,8 @@ class PackedLM:
         live = [segment for segment in segments if segment is not None]
         if not live:
             return [None] * len(requests)
+        for segment in live:  # should the pass fail, nobody takes half-written slots for what they were
+            segment.row.length = min(segment.row.length, segment.start)
         with torch.inference_mode():
             step = pack(live, device=self._store.device)
             hidden = self._decoder.forward(step, self._store)

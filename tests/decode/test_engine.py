@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from serving.decode.engine import Engine
 from serving.decode.scheduler import SchedulerLimits
 from serving.errors import OverloadedError, RequestError
 from serving.protocols import ScoreRequest
-from serving.types import Chunk, Ids, ScoreTable
+from serving.types import Chunk, Ids, ScoreTable, as_ids
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
 
 
@@ -20,6 +21,7 @@ class Fragile(ScriptedModel):
     is_broken = False
     pause_s = 0.0
     refuses = False
+    holds_on = False
 
     def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
         if self.refuses:
@@ -28,6 +30,8 @@ class Fragile(ScriptedModel):
 
     def close(self, session_id: str) -> None:
         self.open_sessions.pop(session_id, None)
+        if self.holds_on:
+            raise RuntimeError("cannot let go")
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
         time.sleep(self.pause_s)
@@ -94,6 +98,47 @@ def test_a_failing_pass_ends_its_requests_and_nothing_else(engine: Engine, model
     model.is_broken = False
     assert run(engine)[-1].finish_reason == "length"
     assert model.open_sessions == {}
+
+
+def test_a_request_that_cannot_be_opened_loses_none_behind_it(engine: Engine, model: Fragile) -> None:
+    chunks: queue.Queue[Chunk] = queue.Queue()
+    model.refuses = True
+    for name in ("a", "b", "c"):
+        engine.submit(request(name, max_tokens=3), chunks.put)
+    reasons: dict[str, str | None] = {}
+    while len(reasons) < 3:
+        chunk = chunks.get(timeout=10)
+        if chunk.finish_reason is not None:
+            reasons[chunk.request_id] = chunk.finish_reason
+    assert set(reasons.values()) == {"error"}
+    model.refuses = False
+    assert run(engine)[-1].finish_reason == "length"
+
+
+def test_a_request_id_in_work_and_a_stopped_engine_are_refused(engine: Engine, model: Fragile) -> None:
+    model.pause_s = 0.05
+    engine.submit(request("a"), lambda _: None)
+    with pytest.raises(RequestError, match="in work already"):
+        engine.submit(request("a"), lambda _: None)
+    engine.stop()
+    with pytest.raises(OverloadedError, match="stopping"):
+        engine.submit(request("b"), lambda _: None)
+
+
+def test_a_resumed_request_is_taken_beyond_the_queue(engine: Engine, model: Fragile) -> None:
+    model.pause_s = 0.05
+    chunks: queue.Queue[Chunk] = queue.Queue()
+    for name in ("a", "b", "c"):
+        engine.submit(request(name, max_tokens=4), lambda _: None)
+    engine.submit(replace(request("d", max_tokens=4), resume_ids=as_ids([7])), chunks.put)
+    assert collect(chunks)[-1].finish_reason == "length"
+
+
+def test_a_role_that_cannot_let_go_loses_no_answer(engine: Engine, model: Fragile) -> None:
+    model.holds_on = True
+    assert run(engine)[-1].finish_reason == "length"
+    model.holds_on = False
+    assert run(engine, "b")[-1].finish_reason == "length"
 
 
 def test_a_request_that_no_row_can_be_opened_for_ends_with_an_error(engine: Engine, model: Fragile) -> None:

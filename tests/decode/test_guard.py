@@ -19,7 +19,7 @@ COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
 def make_guard(max_draft: int = 8, ask_s: float = 0.0, costs: dict[int, float] | None = None) -> Guard:
     guard = Guard(CostModel(costs or COSTS), max_draft=max_draft)
     if ask_s:
-        guard.record(rows=1, verify_s=0.010, asked=1, draft_s=ask_s)
+        guard.record_drafts(asked=1, draft_s=ask_s)
     return guard
 
 
@@ -31,10 +31,23 @@ def test_costs_are_interpolated_followed_and_extrapolated() -> None:
     assert costs.price(8, 16) == pytest.approx((0.057 - 0.017) / 0.017)
     assert costs.price(4, 16) == pytest.approx((0.057 - 0.013) / 0.013 * 4 / 12)
     assert costs.price(4, 4) == 0.0
+    assert costs.next_price(8, 8) == pytest.approx((0.057 - 0.017) / 0.017)
     for _ in range(200):
         costs.record(9, 2 * 0.022)
     assert costs.seconds(9) == pytest.approx(0.044, rel=0.02)
-    assert costs.seconds(1) == pytest.approx(0.010)
+
+
+def test_one_pass_that_is_held_up_hardly_moves_the_costs() -> None:
+    costs = CostModel(COSTS)
+    costs.record(8, 5.0)
+    assert costs.seconds(8) < 0.017 * 1.3
+
+
+def test_a_machine_that_becomes_slower_is_followed_at_every_row_count() -> None:
+    costs = CostModel(COSTS)
+    for _ in range(400):
+        costs.record(4, 3 * 0.013)
+    assert costs.seconds(1) == pytest.approx(0.03, rel=0.2)
 
 
 def learn(guard: Guard, accepted: int, *, rounds: int = 60, batch_size: int = 1) -> list[int]:
@@ -44,7 +57,7 @@ def learn(guard: Guard, accepted: int, *, rounds: int = 60, batch_size: int = 1)
         k = guard.limit("s", batch_size)
         chosen.append(k)
         rows = batch_size * (1 + k)
-        guard.record(rows=rows, verify_s=CostModel(COSTS).seconds(rows), asked=0, draft_s=0.0)
+        guard.record_pass(rows=rows, verify_s=CostModel(COSTS).seconds(rows))
         if k:
             guard.observe("s", batch_size, num_drafted=k, num_accepted=min(k, accepted))
     return chosen
@@ -80,8 +93,28 @@ def test_a_slow_drafter_is_left_alone_and_taken_up_again_when_it_is_fast() -> No
     guard = make_guard(ask_s=0.05)  # five plain tokens for at most three
     assert learn(guard, 3, rounds=300)[50:].count(0) > 230
     for _ in range(100):
-        guard.record(rows=1, verify_s=0.010, asked=1, draft_s=0.001)
+        guard.record_drafts(asked=1, draft_s=0.001)
     assert learn(guard, 3, rounds=300)[-20:].count(0) == 0
+
+
+def test_new_sessions_start_with_what_others_have_learnt() -> None:
+    guard = make_guard(ask_s=0.02)  # an attempt costs two tokens
+    trials = []
+    for number in range(64):
+        name, drafted = f"s{number}", 0
+        for _ in range(60):
+            k = guard.limit(name, 1)
+            drafted += k > 0
+            if k:
+                guard.observe(name, 1, num_drafted=k, num_accepted=0)
+        guard.forget(name)
+        trials.append(drafted)
+    assert trials[0] == 1
+    assert sum(trials[1:]) <= 64 / 16
+    guard.limit("good", 1)
+    for _ in range(60):  # one that gets credit all the same, and whose drafts are right
+        guard.observe("good", 1, num_drafted=8, num_accepted=8)
+    assert guard.limit("new", 1) >= 1
 
 
 @given(st.lists(st.integers(0, 8), max_size=300), st.integers(1, 16), st.floats(0.0, 0.1))
@@ -136,7 +169,7 @@ def test_case_30_at_every_load_rows_stay_within_what_pays(concurrency: int) -> N
         limits = {str(session): guard.limit(str(session), concurrency) for session in range(concurrency)}
         rows = concurrency + sum(limits.values())
         spent_s += costs.seconds(rows)
-        guard.record(rows=rows, verify_s=costs.seconds(rows), asked=0, draft_s=0.0)
+        guard.record_pass(rows=rows, verify_s=costs.seconds(rows))
         for session, k in limits.items():
             accepted = next((i for i in range(k) if rng.random() >= 0.5), k)
             emitted += 1 + accepted

@@ -90,3 +90,12 @@ def test_attend(kernels: NativeKernels, dtype: torch.dtype, window: int, head_di
         scores = torch.einsum("qd,qnd->qn", q, k) * 0.3
         expected = torch.einsum("qn,qnd->qd", scores.softmax(dim=-1), v).flatten()
         torch.testing.assert_close(out[row], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_loops_of_changing_size_run_every_block_once(kernels: NativeKernels) -> None:
+    """Short loops in close succession: a worker that is late for one must not touch the next."""
+    small, large = kernels.pack(torch.eye(32)), kernels.pack(torch.eye(512))
+    x, y = torch.ones(1, 32), torch.ones(1, 512)
+    for _ in range(4000):
+        assert kernels.linear(x, small, None, torch.ones(1, 32), add=True).sum() == 64
+        assert kernels.linear(y, large, None, torch.ones(1, 512), add=True).sum() == 1024

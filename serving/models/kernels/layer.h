@@ -8,7 +8,7 @@
 #include "rows.h"
 #include "vector.h"
 
-// Filled in by models/native.py, field by field.
+// Filled in by models/native_layers.py, field by field.
 extern "C" {
 
 struct Layer {

@@ -36,11 +36,14 @@ class Pool {
       for (int64_t i = 0; i < count; ++i) body(i);
       return;
     }
-    call_.store([](const void* b, int64_t i) { (*static_cast<const Body*>(b))(i); }, std::memory_order_relaxed);
-    body_.store(&body, std::memory_order_relaxed);
-    count_.store(count, std::memory_order_relaxed);
-    done_.store(0, std::memory_order_relaxed);
     const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+    // No block of any loop can be claimed while the loop's data change: a worker still awake from the last one that
+    // sees one of the new values sees this ticket too, which is of another epoch and beyond every count.
+    ticket_.store(uint64_t(epoch) << 32 | 0xFFFFFFFFu, std::memory_order_seq_cst);
+    call_.store([](const void* b, int64_t i) { (*static_cast<const Body*>(b))(i); }, std::memory_order_release);
+    body_.store(&body, std::memory_order_release);
+    count_.store(count, std::memory_order_release);
+    done_.store(0, std::memory_order_release);
     ticket_.store(uint64_t(epoch) << 32, std::memory_order_release);
     epoch_.store(epoch, std::memory_order_release);
     epoch_.notify_all();
@@ -77,9 +80,9 @@ class Pool {
 
   // A block is claimed by a compare-and-swap on (epoch, index), so a late worker cannot take one of a newer loop.
   void take_blocks(uint32_t epoch) {
-    const auto call = call_.load(std::memory_order_relaxed);
-    const void* body = body_.load(std::memory_order_relaxed);
-    const int64_t count = count_.load(std::memory_order_relaxed);
+    const auto call = call_.load(std::memory_order_acquire);
+    const void* body = body_.load(std::memory_order_acquire);
+    const int64_t count = count_.load(std::memory_order_acquire);
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (uint32_t(ticket >> 32) == epoch && int64_t(uint32_t(ticket)) < count) {
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;

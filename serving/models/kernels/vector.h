@@ -111,7 +111,7 @@ inline Quad sum4(Vec a, Vec b, Vec c, Vec d) {
 #endif
 }
 
-// exp by range reduction and a degree-6 polynomial: relative error < 3e-7 on [-87, 87], 0 below.
+// exp by range reduction and a degree-6 polynomial: relative error < 3e-7 on [-87, 87], clamped beyond.
 inline Vec vexp(Vec x) {
   const Vec low = splat(-87.f), high = splat(87.f);
   x = x < low ? low : x;
