@@ -23,7 +23,7 @@ _SHARED_SMOOTHING = 0.05  # of what sessions learn from each other
 _CREDIT_ANYWAY = 16  # one in so many sessions
 _MEMORY = 0.9  # weight of the past after each round with a draft
 _LEAST_PRICE = 1e-3
-_SMOOTHING = 0.1
+_MOST_ASKED = 32.0  # tokens: a drafter that hangs is left alone by other means than a debt of minutes
 CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
@@ -98,7 +98,7 @@ class Guard:
         self._acceptance = _PRIOR_ACCEPTANCE
         self._gain = 0.0
         self._cost = 0.0
-        self._ask_s: float | None = None
+        self._ask_s = 0.0
         self._rows = 0
 
     def limit(self, session_id: str, batch_size: int) -> int:
@@ -123,16 +123,15 @@ class Guard:
             account.accepted = _MEMORY * account.accepted + num_accepted
             self._acceptance += _SHARED_SMOOTHING * (num_accepted / tried - self._acceptance)
         rows = max(self._rows, batch_size + num_drafted)
-        asking = self._costs.plain_tokens(self._ask_s or 0.0, batch_size)
+        asking = min(_MOST_ASKED, self._costs.plain_tokens(self._ask_s, batch_size))
         cost = num_drafted * self._costs.price(batch_size, rows) + asking
         account.balance += num_accepted - cost
         self._cost = cost if self._cost == 0.0 else self._cost + _SHARED_SMOOTHING * (cost - self._cost)
         self._gain += _SHARED_SMOOTHING * (num_accepted - cost - self._gain)
 
     def record_drafts(self, *, asked: int, draft_s: float) -> None:
-        if asked:
-            each_s = draft_s / asked
-            self._ask_s = each_s if self._ask_s is None else self._ask_s + _SMOOTHING * (each_s - self._ask_s)
+        # This round's own: a session's first draft has its whole text read first, and costs many times a later one.
+        self._ask_s = draft_s / asked if asked else 0.0
 
     def record_pass(self, *, rows: int, verify_s: float) -> None:
         self._costs.record(rows, verify_s)

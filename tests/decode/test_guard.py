@@ -1,6 +1,7 @@
 """K by measured costs: what is chosen, what is scored, and what speculation may lose at most."""
 
 import random
+import time
 
 import pytest
 from hypothesis import given
@@ -150,11 +151,10 @@ def test_case_30_a_session_at_k_zero_asks_its_drafter_for_nothing() -> None:
 
     def guess(request_: DraftRequest) -> list[int]:
         asked.append(request_.max_draft)
+        time.sleep(0.02)  # two tokens of plain decoding
         return [1] * request_.max_draft
 
-    scheduler = make_scheduler(
-        ScriptedModel(arithmetic), ScriptedDrafter(guess), max_length=400, policy=make_guard(ask_s=0.02)
-    )
+    scheduler = make_scheduler(ScriptedModel(arithmetic), ScriptedDrafter(guess), max_length=400, policy=make_guard())
     list(complete(scheduler, [request("a", max_tokens=300)]))
     assert len(asked) <= 2 + 300 * ALLOWANCE / 2
     assert 0 not in asked
