@@ -89,18 +89,30 @@ class KVStore:
         free = [row for row in self.rows if row.is_free]
         if not free:
             raise KeyError(f"no free KV row for {session_id!r}: {self.num_rows} rows are open")
-        shared = {row.index: row.shared_prefix(ids) for row in self.rows if row.length and row.salt == salt}
+        shared = self._shared(ids, salt)
         own = max(free, key=lambda row: (shared.get(row.index, 0), -row.last_used))
         if shared.get(own.index, 0) < _MIN_SHARED:
             own = min(free, key=lambda row: (row.length > 0, row.last_used))
             own.length = 0
-        best = max(shared, key=lambda index: shared[index], default=own.index)
-        if shared.get(best, 0) >= max(_MIN_SHARED, own.shared_prefix(ids) + 1):
-            self._copy_prefix(self.rows[best], own, shared[best])
         own.session_id, own.salt = session_id, salt
         self._touch(own)
         self._by_session[session_id] = own
+        return self.adopt(own, ids, shared)
+
+    def adopt(self, own: Row, ids: Ids, shared: dict[int, int] | None = None) -> int:
+        """Copy into `own` the longest prefix of `ids` that another row of its salt holds, if that is worth it.
+
+        Returns how many leading tokens of `ids` it holds then.
+        """
+        shared = self._shared(ids, own.salt) if shared is None else shared
+        best = max(shared, key=lambda index: shared[index], default=own.index)
+        if shared.get(best, 0) >= max(_MIN_SHARED, own.shared_prefix(ids) + 1):
+            self._copy_prefix(self.rows[best], own, shared[best])
         return own.shared_prefix(ids)
+
+    def _shared(self, ids: Ids, salt: str) -> dict[int, int]:
+        """By row, how many leading tokens of `ids` it holds, within `salt` only."""
+        return {row.index: row.shared_prefix(ids) for row in self.rows if row.length and row.salt == salt}
 
     def row(self, session_id: str) -> Row:
         """The open row of a session. KeyError if it has none."""

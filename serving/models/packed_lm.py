@@ -91,7 +91,10 @@ class PackedLM:
         for request in requests:
             row = self._store.row(request.session_id)
             # The rows to score are computed even if they are cached: their logits are not.
-            start = min(row.shared_prefix(request.ids), len(request.ids) - request.num_rows)
+            held = row.shared_prefix(request.ids)
+            if held == 0 and budget > 0:  # what came together may share a prefix that one of them has by now
+                held = self._store.adopt(row, request.ids)
+            start = min(held, len(request.ids) - request.num_rows)
             lacking = len(request.ids) - start
             if lacking <= request.num_rows + _CATCH_UP:
                 segments.append(Segment(row, request.ids, start, len(request.ids)))

@@ -101,7 +101,7 @@ async def test_a_special_token_within_the_text_takes_no_place_in_it():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_after_a_stop_string_entries_are_as_many_as_tokens_of_usage_case_3(stream):
+async def test_case_03_after_a_stop_string_entries_are_as_many_as_tokens_of_usage(stream):
     script = [scored("ab", 97, 98), scored("", 88, 89, finish_reason="stop")]  # the text of the stop, XY, is cut
     create = openai_client(ScriptedBackend(script)).chat.completions.create
     body = chat_body(stop="XY", logprobs=True)

@@ -51,8 +51,8 @@ def drafters() -> dict[str, Drafter]:
     }
 
 
-def run(drafter: Drafter, requests: Sequence[GenerationRequest], *, batch: int = 1) -> list[Completion]:
-    scheduler = Scheduler(
+def make_scheduler_of(drafter: Drafter, *, batch: int = 1) -> Scheduler:
+    return Scheduler(
         verifier=FullVerifier(make_lm(), StrictRule()),
         drafter=drafter,
         decode=lambda ids: "".join(chr(256 + token) for token in ids),
@@ -60,6 +60,10 @@ def run(drafter: Drafter, requests: Sequence[GenerationRequest], *, batch: int =
         grouping=Grouping(shares_cores=True),
         policy=FixedDrafts(8),
     )
+
+
+def run(drafter: Drafter, requests: Sequence[GenerationRequest], *, batch: int = 1) -> list[Completion]:
+    scheduler = make_scheduler_of(drafter, batch=batch)
     done = {completion.request_id: completion for completion in complete(scheduler, requests)}
     return [done[request.request_id] for request in requests]
 
@@ -137,15 +141,7 @@ def logprobs_of(drafter: Drafter, asked: GenerationRequest) -> list[TokenLogprob
         assert [entry.token_id for entry in chunk.logprobs] == list(chunk.ids)
         found.extend(chunk.logprobs)
 
-    scheduler = Scheduler(
-        verifier=FullVerifier(make_lm(), StrictRule()),
-        drafter=drafter,
-        decode=lambda ids: "",
-        limits=SchedulerLimits(1, 128, 64, 8),
-        grouping=Grouping(shares_cores=True),
-        policy=FixedDrafts(8),
-    )
-    list(complete(scheduler, [asked], on_chunk=on_chunk))
+    list(complete(make_scheduler_of(drafter), [asked], on_chunk=on_chunk))
     return found
 
 
@@ -159,3 +155,16 @@ def test_case_19_log_probabilities_are_those_of_a_fresh_pass(sampling: Sampling)
             assert math.isclose(entry.logprob, float(row[entry.token_id]), abs_tol=1e-4)
             assert [token for token, _ in entry.top] == row.topk(5).indices.tolist()
             assert np.allclose([value for _, value in entry.top], row.topk(5).values, atol=1e-4)
+
+
+def test_case_03_text_ids_logprobs_and_usage_end_at_the_same_token() -> None:
+    whole = run(PlainDrafter(), [request("a", Sampling())])[0]
+    stop = whole.text[9:11]  # one letter a token
+    limits = Limits(24, frozenset({STOP}), (stop,))
+    for drafter in drafters().values():
+        asked = replace(request("a", Sampling(), num_logprobs=2), limits=limits)
+        chunks: list[Chunk] = []
+        done = next(iter(complete(make_scheduler_of(drafter), [asked], on_chunk=chunks.append)))
+        assert done.text == whole.text[: whole.text.index(stop)]
+        assert done.output_ids == whole.output_ids[: whole.text.index(stop) + 2]
+        assert sum(len(chunk.logprobs or ()) for chunk in chunks) == len(done.output_ids) == done.receipt.emitted

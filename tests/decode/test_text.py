@@ -15,7 +15,7 @@ def utf8(ids: Sequence[int]) -> str:
 
 
 @given(st.text(max_size=40), st.lists(st.integers(1, 5), max_size=40))
-def test_deltas_concatenate_to_the_text_and_never_cut_a_character(text: str, blocks: list[int]) -> None:
+def test_case_06_deltas_concatenate_to_the_text_and_never_cut_a_character(text: str, blocks: list[int]) -> None:
     stream, tokens, shown = TextStream(utf8), list(text.encode()), ""
     while tokens:
         size = blocks.pop() if blocks else 1
@@ -56,7 +56,7 @@ def test_invalid_bytes_are_not_held_back_for_ever() -> None:
 
 
 @pytest.mark.parametrize("stops", [(), ("zzz",)])
-def test_the_cost_is_linear(stops: tuple[str, ...]) -> None:
+def test_case_06_the_cost_is_linear(stops: tuple[str, ...]) -> None:
     decoded = 0
 
     def counting(ids: Sequence[int]) -> str:

@@ -164,6 +164,25 @@ def test_a_shared_prefix_is_reused_within_its_salt_only() -> None:
         lm.store.check_integrity()
 
 
+def test_what_comes_together_reads_a_shared_prefix_once() -> None:
+    prefix = random_ids(40, 8)
+    texts = [np.concatenate([prefix, random_ids(6, seed)]) for seed in range(4)]
+    for decoder in decoders("llama"):
+        lm = make_lm(decoder, prefill_chunk=46)
+        for index, ids in enumerate(texts):
+            lm.open(str(index), ids)
+        done: dict[int, Any] = {}
+        passes = 0
+        while len(done) < len(texts):
+            passes += 1
+            for index, table in enumerate(lm.score([ScoreRequest(str(i), ids) for i, ids in enumerate(texts)])):
+                if table is not None:
+                    done[index] = table
+        assert passes == 2  # 46 tokens of the first, then 6 of each other one
+        for index, ids in enumerate(texts):
+            assert done[index].next_ids[0] == stock_logits(tiny_model("llama"), ids)[-1].argmax()
+
+
 def test_case_13_layers_that_cannot_be_rolled_back_are_refused_by_name() -> None:
     from transformers import Qwen3NextConfig
 
