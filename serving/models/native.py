@@ -112,7 +112,7 @@ class NativeKernels:
         self._log_sum_exp(rows.data_ptr(), rows.stride(0), out.data_ptr(), rows.shape[0], rows.shape[1])
         return out
 
-    def draw(self, rows: Tensor, plan: "DrawPlan", ids: Tensor | None) -> Tensor:
+    def draw(self, rows: Tensor, plan: DrawPlan, ids: Tensor | None) -> Tensor:
         """i64[n]: the column drawn for each draw of `plan` from rows[T, V]; `ids` i32[V] are the columns' token ids."""
         picked = torch.empty(len(plan.rows), dtype=torch.int64)
         self._draw(
