@@ -36,12 +36,12 @@ def deployed(args: AppArgs) -> Iterator[None]:
 
     Raises PlacementError, or ConfigError where this Ray runs an application of that name, before any of that.
     """
+    preflight(needs_of(args, load_profile(args.profile)), free_nodes())
     if APP_NAME in serve.status().applications:
         raise ConfigError(
             f"this Ray already serves an application {APP_NAME!r}, which would be replaced and then taken down; "
             "end it first (serve shutdown), or use another Ray"
         )
-    preflight(needs_of(args, load_profile(args.profile)), free_nodes())
     serve.run_many(
         [RunTarget(app(args), name=APP_NAME, route_prefix="/")],
         wait_for_ingress_deployment_creation=False,

@@ -24,6 +24,7 @@ _CREDIT_ANYWAY = 16  # one in so many sessions
 _MEMORY = 0.9  # weight of the past after each round with a draft
 _LEAST_PRICE = 1e-3
 _MOST_ASKED = 32.0  # tokens: a drafter that hangs is left alone by other means than a debt of minutes
+_MOST_OWED = 4.0  # tokens: what a new session saves up for at most
 CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
@@ -144,6 +145,6 @@ class Guard:
         if session_id not in self._accounts:
             has_credit = self._gain >= 0.0 or self._num_opened % _CREDIT_ANYWAY == 0
             self._num_opened += 1
-            balance = CREDIT if has_credit else -self._cost
+            balance = CREDIT if has_credit else -min(_MOST_OWED, self._cost)
             self._accounts[session_id] = _Account(_PRIOR_TRIED, _PRIOR_TRIED * self._acceptance, balance)
         return self._accounts[session_id]

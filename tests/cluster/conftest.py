@@ -13,7 +13,7 @@ import yaml
 
 PROFILE = {
     "rule": {"kind": "strict"},
-    "engine": {"max_sessions": 8, "max_length": 2048, "max_queued": 256, "draft_timeout_s": 1.0},
+    "engine": {"max_sessions": 8, "max_length": 2048, "max_queued": 256, "draft_timeout_s": 1.0, "guard": False},
 }
 
 
