@@ -46,7 +46,7 @@ inline Vec load(const bf16* p) {
 
 // Keeps a value in its register: the compiler would rather load it again for every use.
 inline void pin(Vec& v) {
-#if defined(__x86_64__)
+#if defined(__AVX__)
   asm("" : "+v"(v));
 #endif
 }
