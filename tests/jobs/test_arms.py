@@ -1,6 +1,5 @@
 """The arms on toys: a tiny random Llama through transformers' loops, a scripted model through ours."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,17 +25,10 @@ from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, plain, spell
 from tests.models.tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NO_STOP = frozenset({198})
 PROMPTS = [as_ids([5, 9, 11]), as_ids([7, 3, 4, 8, 6])]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Steps this small only lose by waiting for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

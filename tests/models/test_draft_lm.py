@@ -1,7 +1,6 @@
 """A draft LM under its reduced head, and under the target's whole one."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,9 @@ from serving.errors import ModelError
 from serving.models.draft_lm import load_draft_model, load_whole_draft_lm
 from tests.models.tiny import VOCAB, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TARGET_IDS = torch.arange(0, VOCAB, 3, dtype=torch.int32)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Steps this small only lose by waiting for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Distillation on a toy: it learns what a target says, resumes to the same weights, and its export loads."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +14,14 @@ from tuning.labels import hard_labels, label
 from tuning.selfgen import Dialogue, read_dialogues, write_dialogues
 from tuning.train_drafter import DrafterRecipe, Progress, draft_vocabulary, export, new_student, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("base")
     tiny_model("llama").save_pretrained(path)
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Steps this small only lose by waiting for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def counting(number: int) -> Dialogue:
