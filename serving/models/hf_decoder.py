@@ -4,6 +4,8 @@ The model's own code runs on one row [1, T] with explicit positions; attention a
 values in the KV store and attends segment by segment.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -117,7 +119,11 @@ class HFDecoder:
 
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
         self._context.step, self._context.store = step, store
-        output = self._model.get_decoder()(input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False)
+        decoder = self._model.get_decoder()
+        with _entering(decoder, store.feature_layers) as inputs:
+            output = decoder(input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False)
+        if inputs:
+            store.keep_features(step.rows, step.positions, torch.stack(inputs))
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -132,6 +138,22 @@ class HFDecoder:
             logits = logits * multiplier
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma-2 squashes
         return torch.tanh(logits / cap) * cap if cap else logits
+
+
+@contextmanager
+def _entering(decoder: Network, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Collects the residual stream [T, H] that enters each of `layers` (ascending) in the pass that runs within."""
+    inputs: list[Tensor] = []
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        inputs.append(args[0][0])
+
+    hooks = [decoder.layers[index].register_forward_pre_hook(keep) for index in layers]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def check_layers(config: Network) -> None:

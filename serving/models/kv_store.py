@@ -52,6 +52,8 @@ class KVStore:
     """`num_rows` rows of `capacity` slots for each layer in `shapes`; its bytes are planned before it is made.
 
     keys[layer] and values[layer] are [num_rows, num_heads, capacity, head_dim]: a head's part of a row is in one piece.
+    Where a drafter reads the model's features, `features` is [num_rows, capacity, len(feature_layers) * hidden]: what
+    entered those layers at every slot, as valid as the slot's keys are.
     """
 
     shapes: list[KVShape]
@@ -59,10 +61,14 @@ class KVStore:
     capacity: int
     dtype: torch.dtype
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    feature_layers: tuple[int, ...] = ()
+    hidden: int = 0
 
     def __post_init__(self) -> None:
         self.keys = [self._empty(shape) for shape in self.shapes]
         self.values = [self._empty(shape) for shape in self.shapes]
+        width = len(self.feature_layers) * self.hidden
+        self.features = torch.empty(self.num_rows, self.capacity, width, dtype=self.dtype, device=self.device)
         self.rows = [Row(i, np.zeros(self.capacity, dtype=np.int32)) for i in range(self.num_rows)]
         self._by_session: dict[str, Row] = {}
         self._clock = 0
@@ -72,9 +78,12 @@ class KVStore:
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
     @staticmethod
-    def planned_bytes(shapes: list[KVShape], *, num_rows: int, capacity: int, dtype: torch.dtype) -> int:
+    def planned_bytes(
+        shapes: list[KVShape], *, num_rows: int, capacity: int, dtype: torch.dtype, feature_width: int = 0
+    ) -> int:
         """Bytes that a store of this size takes."""
-        return sum(2 * num_rows * capacity * s.num_heads * s.head_dim * dtype.itemsize for s in shapes)
+        slot = sum(2 * s.num_heads * s.head_dim for s in shapes) + feature_width
+        return num_rows * capacity * slot * dtype.itemsize
 
     @property
     def num_open(self) -> int:
@@ -126,6 +135,12 @@ class KVStore:
         if row is not None:
             row.session_id = None
 
+    def keep_features(self, rows: Tensor, positions: Tensor, inputs: Tensor) -> None:
+        """Store what entered the feature layers, inputs[layer, T, H], at slots (rows i64[T], positions i64[T])."""
+        if self.feature_layers:
+            flat = inputs.transpose(0, 1).reshape(inputs.shape[1], -1)
+            self.features[rows, positions] = flat.to(self.dtype)
+
     def rollback(self, session_id: str, length: int) -> None:
         """Forget what lies behind `length` tokens. O(1)."""
         row = self._by_session[session_id]
@@ -145,6 +160,7 @@ class KVStore:
             return
         for cache in (*self.keys, *self.values):
             cache[target.index, :, :length].copy_(cache[source.index, :, :length])
+        self.features[target.index, :length].copy_(self.features[source.index, :length])
         target.ids[:length] = source.ids[:length]
         target.length = length
 

@@ -27,7 +27,10 @@ _WORKSPACE_ROWS = 64
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """`role` names the model in plans and errors; a sequence may have `max_length` tokens plus a draft in flight."""
+    """`role` names the model in plans and errors; a sequence may have `max_length` tokens plus a draft in flight.
+
+    What enters `feature_layers` (ascending) is kept beside the KV, for a drafter that reads it.
+    """
 
     role: str
     dtype: str
@@ -37,6 +40,7 @@ class LoadOptions:
     vocab_size: int
     max_draft: int = 0
     with_logsumexp: bool = False
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def capacity(self) -> int:
@@ -59,7 +63,10 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     network = draft.network.to(_device()) if draft is not None else load_network(model, dtype)
     _check_vocabulary(network, options)
     decoder = _decoder(network, max_length=options.capacity)
-    store = KVStore(decoder.shapes, options.num_rows, options.capacity, dtype, _device())
+    store = KVStore(
+        decoder.shapes, options.num_rows, options.capacity, dtype, _device(),
+        feature_layers=options.feature_layers, hidden=config.get_text_config().hidden_size,
+    )  # fmt: skip
     head = HeadOptions(
         vocab_size=min(options.vocab_size, network.lm_head.weight.shape[0]),
         id_map=None if draft is None else draft.id_map.to(_device()),
@@ -87,8 +94,9 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
         skeleton = AutoModelForCausalLM.from_config(config)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
     kv_bytes = KVStore.planned_bytes(
-        layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype
-    )
+        layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype,
+        feature_width=len(options.feature_layers) * config.get_text_config().hidden_size,
+    )  # fmt: skip
     rows = max(_WORKSPACE_ROWS, options.num_rows * (options.max_draft + 1))
     items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * rows * options.vocab_size}
     planned = tuple(PlannedItem(options.role, purpose, size) for purpose, size in items.items())

@@ -65,7 +65,7 @@ class NativeKernels:
         self._rms_norm = _bind(library.dh_rms_norm, p, p, p, n, n, r)
         self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, n, r, n)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
-        self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p)
+        self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p, p)
         self._scratch_size = library.dh_scratch_size
         self._scratch_size.argtypes, self._scratch_size.restype = [p, n], n
         self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
@@ -128,14 +128,19 @@ class NativeKernels:
         return out
 
     def layers(self, stack: LayerStack, hidden: Tensor, step: PackedStep, store: KVStore) -> None:
-        """Run hidden[T, H] through every layer of `stack`, in place; the step's keys and values go into `store`."""
+        """Run hidden[T, H] through every layer of `stack`, in place; the step's keys and values go into `store`.
+
+        So does what enters the store's feature layers.
+        """
+        inputs = hidden.new_empty(len(store.feature_layers), *hidden.shape)
         scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
         places = StepFields(step.num_tokens, store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
         keys, values = stack.caches(store)
         self._layers(
-            stack.layers, len(stack.layers), byref(stack.shape), byref(places), keys, values, hidden.data_ptr(),
-            scratch.data_ptr(),
+            stack.layers, len(stack.layers), byref(stack.shape), byref(places), keys, values,
+            stack.inputs(dict(zip(store.feature_layers, inputs, strict=True))), hidden.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
+        store.keep_features(step.rows, step.positions, inputs)
 
     def attend(
         self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,

@@ -1,6 +1,6 @@
 """Weights in the form that the native kernels take: matrices in panels, layers as C structures (kernels/layer.h)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import Array, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +127,13 @@ class LayerStack:
             self._caches = pointers(*keys), pointers(*values)
             self.shape.cache_is_bf16 = store.dtype == torch.bfloat16
         return self._caches
+
+    def inputs(self, tensors: Mapping[int, Tensor]) -> Any:
+        """Pointers, one a layer: where what enters it is to be copied, null for nowhere."""
+        pointers = (c_void_p * len(self.layers))()
+        for index, tensor in tensors.items():
+            pointers[index] = tensor.data_ptr()
+        return pointers
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

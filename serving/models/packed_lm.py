@@ -71,18 +71,34 @@ class PackedLM:
             for request, segment in zip(requests, segments, strict=True)
         ]
 
+    def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
+        """[len(ids) - start, F]: what entered the feature layers at the positions of `ids` from `start` on.
+
+        Raises KeyError where the session has no row, or its row holds less of `ids` (a prompt is still being fed).
+        """
+        row = self._store.row(session_id)
+        held = row.shared_prefix(ids)
+        if held < len(ids):
+            raise KeyError(f"features of {session_id!r} reach to position {held}, not {len(ids)}")
+        return self._store.features[row.index, start:held]
+
     def all_logits(self, ids: Ids) -> Tensor:
         """float32 [n, V]: the logits after every position of one text, in one pass; for training and audits."""
+        return self.all_features(ids)[0]
+
+    def all_features(self, ids: Ids) -> tuple[Tensor, Tensor]:
+        """Logits, as `all_logits`, and features [n, F] of every position of one text."""
         session_id = "all-logits"
         self._store.open(session_id, ids[:0])
+        row = self._store.row(session_id)
         with torch.inference_mode():
-            segments = [Segment(self._store.row(session_id), ids, 0, len(ids))]
+            segments = [Segment(row, ids, 0, len(ids))]
             step = pack(segments, device=self._store.device)
             hidden = self._decoder.forward(step, self._store)
             logits = self._decoder.logits(hidden)[:, : self._head.vocab_size]
         self._remember(segments)
         self.close(session_id)
-        return logits
+        return logits, self._store.features[row.index, : len(ids)]
 
     def _plan(self, requests: Sequence[ScoreRequest]) -> list[Segment | None]:
         """What each request computes in this pass: all it lacks, or a chunk of a long prompt, or nothing yet."""

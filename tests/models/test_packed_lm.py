@@ -30,8 +30,18 @@ def decoders(family: str) -> list[Any]:
     return found
 
 
-def make_store(decoder: Any, *, num_rows: int = 4) -> KVStore:
-    return KVStore(decoder.shapes, num_rows, CAPACITY, torch.float32)
+def make_store(decoder: Any, *, num_rows: int = 4, feature_layers: tuple[int, ...] = ()) -> KVStore:
+    hidden = tiny_model("llama").config.hidden_size
+    return KVStore(
+        decoder.shapes, num_rows, CAPACITY, torch.float32, feature_layers=feature_layers, hidden=hidden
+    )
+
+
+def stock_features(ids: Ids, layers: tuple[int, ...]) -> torch.Tensor:
+    """[n, len(layers) * H]: what enters `layers` of the stock llama."""
+    with torch.no_grad():
+        states = tiny_model("llama")(torch.from_numpy(ids.astype(np.int64))[None], output_hidden_states=True)
+    return torch.cat([states.hidden_states[layer][0] for layer in layers], dim=-1)
 
 
 def make_lm(decoder: Any, *, num_rows: int = 4, prefill_chunk: int = 256) -> PackedLM:
@@ -208,3 +218,23 @@ def test_a_sampled_token_depends_on_seed_and_position_alone() -> None:
             singles.append(int(table.next_ids[0]))
         assert block.next_ids.tolist() == singles
         assert block.next_ids.tolist() != block.top_ids.tolist()
+
+
+def test_features_are_what_enters_the_layers_in_ragged_chunks_and_shared_prefixes() -> None:
+    ids, layers = random_ids(40, 9), (0, 1)
+    for decoder in decoders("llama"):
+        store = make_store(decoder, feature_layers=layers)
+        lm = PackedLM(decoder, store, head=HeadOptions(VOCAB), prefill_chunk=256)
+        lm.open("a", ids)
+        for stop in (7, 33, 40):
+            lm.score([ScoreRequest("a", ids[:stop])])
+        lm.close("a")
+        other = np.append(ids[:25], random_ids(9, 1))
+        lm.open("b", other)
+        with pytest.raises(KeyError, match="reach to position 25"):
+            lm.features("b", other, 0)
+        expected = stock_features(ids, layers)
+        assert (lm.features("b", other[:25], 0) - expected[:25]).abs().max() < 1e-4
+        assert lm.open("c", ids) == 40  # copied from the row that "b" took over as it was
+        assert (lm.features("c", ids, 3) - expected[3:]).abs().max() < 1e-4
+        assert (lm.all_features(ids)[1] - expected).abs().max() < 1e-4

@@ -6,6 +6,8 @@
 // scored in a block of K + 1, in a batch, or alone gives the same bits: verification agrees with plain decoding.
 // Small T is what speculation lives on, and what BLAS libraries are worst at: a weight is read once for all T rows.
 
+#include <algorithm>
+
 #include "attention.h"
 #include "layer.h"
 #include "linear.h"
@@ -69,13 +71,16 @@ void dh_attend(const float* q, int64_t q_stride, const void* keys, const void* v
 void dh_swiglu(const float* x, float* y, int64_t T, int64_t I) { swiglu(x, y, T, I); }
 
 // hidden[T, H] through `count` layers; keys[i] and values[i] are the cache of layers[i], scratch has room for T rows.
+// What enters layers[i] is copied to inputs[i], float[T, H], where that is not null.
 void dh_layers(const Layer* layers, int64_t count, const Shape* shape, const Step* step, void* const* keys,
-               void* const* values, float* hidden, float* scratch) {
+               void* const* values, float* const* inputs, float* hidden, float* scratch) {
   typed(layers->qkv, shape->weights_are_bf16, [&](auto* w) {
     typed(keys[0], shape->cache_is_bf16, [&](auto* k) {
-      for (int64_t i = 0; i < count; ++i)
+      for (int64_t i = 0; i < count; ++i) {
+        if (inputs[i]) std::copy_n(hidden, step->num_tokens * shape->hidden, inputs[i]);
         run_layer(w, Cache{same_type(k, keys[i]), same_type(k, values[i]), step->capacity}, layers[i], *shape, *step,
                   hidden, scratch);
+      }
     });
   });
 }
