@@ -6,8 +6,7 @@ the final norm are trained and stored. V target vocabulary, Vd reduced vocabular
 """
 
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from serving.models.packed_lm import PackedLM
 from serving.types import Ids
 from tuning.labels import SoftLabels
 from tuning.selfgen import Dialogue
+from tuning.train_loop import learning_rate_share, length_batches, restore_checkpoint, save_checkpoint
 
 
 @dataclass(frozen=True)
@@ -113,21 +113,23 @@ def train(
     inverse = torch.full((student.config.vocab_size,), -1, dtype=torch.int64)
     inverse[target_ids] = torch.arange(len(target_ids))
     lengths = [min(len(dialogue.ids), recipe.max_length) for dialogue, _ in data]
-    batches = [b for epoch in range(recipe.epochs) for b in _batches(lengths, recipe, epoch)]
-    done = _restore(student, optimiser, checkpoint)
+    batches = list(length_batches(
+        lengths, tokens_per_batch=recipe.tokens_per_batch, epochs=recipe.epochs, seed=recipe.seed
+    ))  # fmt: skip
+    done = restore_checkpoint(student, optimiser, checkpoint)
     student.train()
     for step, batch in enumerate(batches):
         if step < done:
             continue
         for group in optimiser.param_groups:
-            group["lr"] = recipe.learning_rate * _schedule(step, len(batches), recipe.warm_up)
+            group["lr"] = recipe.learning_rate * learning_rate_share(step, len(batches), recipe.warm_up)
         loss, agreement = _loss(student, [data[i] for i in batch], inverse, recipe)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         if (step + 1) % recipe.steps_per_checkpoint == 0 or step == len(batches) - 1:
-            _save(student, optimiser, checkpoint, step + 1)
+            save_checkpoint(student, optimiser, checkpoint, step + 1)
         on_step(Progress(step + 1, len(batches), float(loss.detach()), agreement))
     student.eval()
 
@@ -178,45 +180,3 @@ def _loss(
     answers = position[used] == 1.0
     agreement = (logits[answers].argmax(dim=-1) == labels[used][answers, 0]).float().mean()
     return loss.sum() / position.sum(), float(agreement)
-
-
-def _batches(lengths: list[int], recipe: DrafterRecipe, epoch: int) -> Iterator[list[int]]:
-    """Dialogues of similar length together, so that padding is small; the order of batches is random by seed."""
-    rng = np.random.default_rng((recipe.seed, epoch))
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i] + rng.uniform(0, 16))
-    batches: list[list[int]] = []
-    current: list[int] = []
-    for index in order:
-        longest = max([lengths[index], *(lengths[i] for i in current)])
-        if current and longest * (len(current) + 1) > recipe.tokens_per_batch:
-            batches.append(current)
-            current = []
-        current.append(index)
-    batches.append(current)
-    for at in rng.permutation(len(batches)):
-        yield batches[at]
-
-
-def _schedule(step: int, num_steps: int, warm_up: float) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
-    start = max(1, int(warm_up * num_steps))
-    if step < start:
-        return (step + 1) / start
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - start) / max(1, num_steps - start)))
-
-
-def _save(student: Network, optimiser: torch.optim.Optimizer, path: Path, step: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    trained = {n: p for n, p in student.named_parameters() if p.requires_grad}
-    torch.save({"step": step, "student": trained, "optimiser": optimiser.state_dict()}, partial)
-    partial.replace(path)
-
-
-def _restore(student: Network, optimiser: torch.optim.Optimizer, path: Path) -> int:
-    if not path.is_file():
-        return 0
-    state = torch.load(path, weights_only=True)
-    student.load_state_dict(state["student"], strict=False)
-    optimiser.load_state_dict(state["optimiser"])
-    return int(state["step"])

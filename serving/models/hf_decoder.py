@@ -128,32 +128,40 @@ class HFDecoder:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._model.lm_head(hidden[None])[0].float()
-        config = self._text_config
-        scaling = getattr(config, "logits_scaling", None)  # Granite divides
-        if scaling:
-            logits = logits / scaling
-        multiplier = getattr(config, "logit_scale", None)  # Cohere multiplies
-        if multiplier:
-            logits = logits * multiplier
-        cap = getattr(config, "final_logit_softcapping", None)  # Gemma-2 squashes
-        return torch.tanh(logits / cap) * cap if cap else logits
+        return final_logits(self._model.lm_head(hidden[None])[0].float(), self._text_config)
 
 
 @contextmanager
 def _entering(decoder: Network, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Collects the residual stream [T, H] that enters each of `layers` (ascending) in the pass that runs within."""
+    """Collects the residual stream [T, H] that enters each of `layers` (ascending) in the pass that runs within.
+
+    What enters the final norm is what left the last layer.
+    """
     inputs: list[Tensor] = []
 
     def keep(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs.append(args[0][0])
+        hidden = args[0]
+        inputs.append(hidden[0])
 
-    hooks = [decoder.layers[index].register_forward_pre_hook(keep) for index in layers]
+    places = [*decoder.layers, decoder.norm] if layers else []
+    hooks = [places[index].register_forward_pre_hook(keep) for index in layers]
     try:
         yield inputs
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def final_logits(logits: Tensor, config: Network) -> Tensor:
+    """What a family makes of the head's output: `config` is the text config."""
+    scaling = getattr(config, "logits_scaling", None)  # Granite divides
+    if scaling:
+        logits = logits / scaling
+    multiplier = getattr(config, "logit_scale", None)  # Cohere multiplies
+    if multiplier:
+        logits = logits * multiplier
+    cap = getattr(config, "final_logit_softcapping", None)  # Gemma-2 squashes
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def check_layers(config: Network) -> None:

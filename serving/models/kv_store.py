@@ -53,7 +53,7 @@ class KVStore:
 
     keys[layer] and values[layer] are [num_rows, num_heads, capacity, head_dim]: a head's part of a row is in one piece.
     Where a drafter reads the model's features, `features` is [num_rows, capacity, len(feature_layers) * hidden]: what
-    entered those layers at every slot, as valid as the slot's keys are.
+    entered those layers (the number of layers itself: what left the last one), as valid as the slot's keys are.
     """
 
     shapes: list[KVShape]

@@ -129,8 +129,8 @@ class LayerStack:
         return self._caches
 
     def inputs(self, tensors: Mapping[int, Tensor]) -> Any:
-        """Pointers, one a layer: where what enters it is to be copied, null for nowhere."""
-        pointers = (c_void_p * len(self.layers))()
+        """Pointers, one a layer and one behind the last: where what enters it is to be copied, null for nowhere."""
+        pointers = (c_void_p * (len(self.layers) + 1))()
         for index, tensor in tensors.items():
             pointers[index] = tensor.data_ptr()
         return pointers

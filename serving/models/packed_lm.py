@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.models.kv_store import KVStore
+from serving.models.kv_store import KVStore, Row
 from serving.models.packed import Decoder, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
@@ -84,21 +84,26 @@ class PackedLM:
 
     def all_logits(self, ids: Ids) -> Tensor:
         """float32 [n, V]: the logits after every position of one text, in one pass; for training and audits."""
-        return self.all_features(ids)[0]
+        _, hidden = self._read(ids)
+        with torch.inference_mode():
+            return self._decoder.logits(hidden)[:, : self._head.vocab_size]
 
-    def all_features(self, ids: Ids) -> tuple[Tensor, Tensor]:
-        """Logits, as `all_logits`, and features [n, F] of every position of one text."""
-        session_id = "all-logits"
+    def all_features(self, ids: Ids) -> Tensor:
+        """[n, F]: the features of every position of one text, in one pass; for training."""
+        row, _ = self._read(ids)
+        return self._store.features[row.index, : len(ids)]
+
+    def _read(self, ids: Ids) -> tuple[Row, Tensor]:
+        """One pass over a whole text; returns the row that holds it, which is free again, and hidden [n, H]."""
+        session_id = "whole text"
         self._store.open(session_id, ids[:0])
         row = self._store.row(session_id)
+        segments = [Segment(row, ids, 0, len(ids))]
         with torch.inference_mode():
-            segments = [Segment(row, ids, 0, len(ids))]
-            step = pack(segments, device=self._store.device)
-            hidden = self._decoder.forward(step, self._store)
-            logits = self._decoder.logits(hidden)[:, : self._head.vocab_size]
+            hidden = self._decoder.forward(pack(segments, device=self._store.device), self._store)
         self._remember(segments)
         self.close(session_id)
-        return logits, self._store.features[row.index, : len(ids)]
+        return row, hidden
 
     def _plan(self, requests: Sequence[ScoreRequest]) -> list[Segment | None]:
         """What each request computes in this pass: all it lacks, or a chunk of a long prompt, or nothing yet."""

@@ -40,8 +40,11 @@ def make_store(decoder: Any, *, num_rows: int = 4, feature_layers: tuple[int, ..
 def stock_features(ids: Ids, layers: tuple[int, ...]) -> torch.Tensor:
     """[n, len(layers) * H]: what enters `layers` of the stock llama."""
     with torch.no_grad():
-        states = tiny_model("llama")(torch.from_numpy(ids.astype(np.int64))[None], output_hidden_states=True)
-    return torch.cat([states.hidden_states[layer][0] for layer in layers], dim=-1)
+        model, entering = copy.deepcopy(tiny_model("llama")), []
+        for place in (*model.model.layers, model.model.norm):
+            place.register_forward_pre_hook(lambda _, args: entering.append(args[0][0]))
+        model(torch.from_numpy(ids.astype(np.int64))[None])
+    return torch.cat([entering[layer] for layer in layers], dim=-1)
 
 
 def make_lm(decoder: Any, *, num_rows: int = 4, prefill_chunk: int = 256) -> PackedLM:
@@ -221,7 +224,7 @@ def test_a_sampled_token_depends_on_seed_and_position_alone() -> None:
 
 
 def test_features_are_what_enters_the_layers_in_ragged_chunks_and_shared_prefixes() -> None:
-    ids, layers = random_ids(40, 9), (0, 1)
+    ids, layers = random_ids(40, 9), (0, 2, 3)
     for decoder in decoders("llama"):
         store = make_store(decoder, feature_layers=layers)
         lm = PackedLM(decoder, store, head=HeadOptions(VOCAB), prefill_chunk=256)
@@ -234,7 +237,7 @@ def test_features_are_what_enters_the_layers_in_ragged_chunks_and_shared_prefixe
         with pytest.raises(KeyError, match="reach to position 25"):
             lm.features("b", other, 0)
         expected = stock_features(ids, layers)
-        assert (lm.features("b", other[:25], 0) - expected[:25]).abs().max() < 1e-4
+        assert (lm.features("b", other[:25], 0) - expected[:25]).abs().max() < 1e-3
         assert lm.open("c", ids) == 40  # copied from the row that "b" took over as it was
-        assert (lm.features("c", ids, 3) - expected[3:]).abs().max() < 1e-4
-        assert (lm.all_features(ids)[1] - expected).abs().max() < 1e-4
+        assert (lm.features("c", ids, 3) - expected[3:]).abs().max() < 1e-3
+        assert (lm.all_features(ids) - expected).abs().max() < 1e-3

@@ -71,16 +71,20 @@ void dh_attend(const float* q, int64_t q_stride, const void* keys, const void* v
 void dh_swiglu(const float* x, float* y, int64_t T, int64_t I) { swiglu(x, y, T, I); }
 
 // hidden[T, H] through `count` layers; keys[i] and values[i] are the cache of layers[i], scratch has room for T rows.
-// What enters layers[i] is copied to inputs[i], float[T, H], where that is not null.
+// What enters layers[i], and what leaves the last one, is copied to inputs[i], float[T, H], where that is not null.
 void dh_layers(const Layer* layers, int64_t count, const Shape* shape, const Step* step, void* const* keys,
                void* const* values, float* const* inputs, float* hidden, float* scratch) {
   typed(layers->qkv, shape->weights_are_bf16, [&](auto* w) {
     typed(keys[0], shape->cache_is_bf16, [&](auto* k) {
-      for (int64_t i = 0; i < count; ++i) {
+      const auto keep = [&](int64_t i) {
         if (inputs[i]) std::copy_n(hidden, step->num_tokens * shape->hidden, inputs[i]);
+      };
+      for (int64_t i = 0; i < count; ++i) {
+        keep(i);
         run_layer(w, Cache{same_type(k, keys[i]), same_type(k, values[i]), step->capacity}, layers[i], *shape, *step,
                   hidden, scratch);
       }
+      keep(count);
     });
   });
 }
