@@ -6,8 +6,9 @@ Torch is imported only where a model is loaded: a process that keeps a suffix ca
 import statistics
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from serving.config import EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
+from serving.config import Eagle3Drafter, EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
@@ -16,6 +17,7 @@ from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
+from serving.errors import ConfigError
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
@@ -23,6 +25,9 @@ from serving.protocols import Drafter, ScoreRequest, ScoringModel
 from serving.rules.strict import StrictRule
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
+
+if TYPE_CHECKING:  # torch is imported only where a model is loaded
+    from serving.models.eagle3_lm import FeatureSource
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
@@ -58,6 +63,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
             prefill_chunk=profile.engine.prefill_chunk,
             vocab_size=tokenizer.vocab_size,
             max_draft=profile.max_draft,
+            feature_layers=feature_layers(profile),
         ),
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
@@ -65,7 +71,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
         verifier=FullVerifier(target, StrictRule()),
-        drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer),
+        drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer, features=target),
         decode=tokenizer.decode,
         limits=limits,
         grouping=Grouping(shares_cores=drafter is None),
@@ -74,8 +80,13 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     return Built(profile, scheduler, limits, tokenizer)
 
 
-def build_drafter(profile: Profile, *, tokenizer: ChatTokenizer | None = None) -> Drafter:
-    """The drafter of `profile`, in this process, warmed up. Raises ConfigError where it cannot draft for the target."""
+def build_drafter(
+    profile: Profile, *, tokenizer: ChatTokenizer | None = None, features: "FeatureSource | None" = None
+) -> Drafter:
+    """The drafter of `profile`, in this process, warmed up. Raises ConfigError where it cannot draft for the target.
+
+    `features` are the target's, for a drafter that reads them.
+    """
     match profile.drafter:
         case NoDrafter():
             return PlainDrafter()
@@ -92,6 +103,28 @@ def build_drafter(profile: Profile, *, tokenizer: ChatTokenizer | None = None) -
             )
         case ModelDrafter() as config:
             return _model_drafter(profile, config, tokenizer or ChatTokenizer.load(profile.target.model))
+        case Eagle3Drafter() as config:
+            if features is None:
+                raise ConfigError(
+                    "drafter.kind: 'eagle3' reads the target's features, so it needs placement: colocated"
+                )
+            return _eagle3_drafter(profile, config, features)
+
+
+def feature_layers(profile: Profile) -> tuple[int, ...]:
+    """Target layers whose inputs the profile's drafter reads; none for most drafters."""
+    if not isinstance(profile.drafter, Eagle3Drafter):
+        return ()
+    from serving.models.eagle3_checkpoint import read_eagle3_config
+    from serving.models.loading import read_config
+
+    target, head = read_config(profile.target.model).get_text_config(), read_eagle3_config(profile.drafter.model)
+    if head.target_hidden_size != target.hidden_size:
+        raise ConfigError(
+            f"drafter.model: {profile.drafter.model!r} reads features of {head.target_hidden_size} numbers, "
+            f"{profile.target.model!r} has {target.hidden_size}: it was trained for another target"
+        )
+    return head.layers_of(target.num_hidden_layers)
 
 
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
@@ -130,6 +163,23 @@ def _pass_s(model: ScoringModel, rows: int) -> float:
     seconds = time.perf_counter() - started
     model.close("measure")
     return seconds
+
+
+def _eagle3_drafter(profile: Profile, config: Eagle3Drafter, features: "FeatureSource") -> Drafter:
+    from serving.models.eagle3_lm import load_eagle3_lm
+    from serving.models.loading import LoadOptions
+
+    engine = profile.engine
+    options = LoadOptions(
+        role="drafter", dtype=profile.target.dtype, num_rows=engine.max_sessions, max_length=engine.max_length,
+        prefill_chunk=engine.prefill_chunk, vocab_size=0, max_draft=config.max_draft,
+        with_logsumexp=config.min_confidence > 0,
+    )  # fmt: skip
+    model = load_eagle3_lm(config.model, target=profile.target.model, features=features, options=options)
+    return ModelDrafterRole(
+        model, max_length=engine.max_length, min_confidence=config.min_confidence, is_coupled=config.coupled,
+        source="eagle3",
+    )  # fmt: skip
 
 
 def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:

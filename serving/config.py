@@ -44,14 +44,26 @@ class SuffixDrafter(_Frozen):
     max_tokens: int = Field(default=1_000_000, ge=0, le=16_000_000)
 
 
-class ModelDrafter(_Frozen):
+class _ChainDrafter(_Frozen):
+    """What drafts token by token."""
+
+    max_draft: int = Field(default=4, ge=1, le=20)
+    min_confidence: float = Field(default=0.0, ge=0.0, lt=1.0)
+    coupled: bool = Field(default=True, description="draw with the target's noise where a request samples")
+
+
+class ModelDrafter(_ChainDrafter):
     """An independent draft LM: one made by `train-drafter`, or any causal LM with the target's tokenizer."""
 
     kind: Literal["model"] = "model"
     model: str = "smollm2-135m-drafter"
-    max_draft: int = Field(default=4, ge=1, le=20)
-    min_confidence: float = Field(default=0.0, ge=0.0, lt=1.0)
-    coupled: bool = Field(default=True, description="draw with the target's noise where a request samples")
+
+
+class Eagle3Drafter(_ChainDrafter):
+    """An EAGLE-3 head, which reads the target's features: one made by `train-eagle3`, or a public checkpoint."""
+
+    kind: Literal["eagle3"] = "eagle3"
+    model: str = "smollm2-135m-eagle3"
 
 
 class StrictRule(_Frozen):
@@ -78,7 +90,7 @@ class EngineConfig(_Frozen):
     guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 
 
-DrafterConfig = Annotated[NoDrafter | SuffixDrafter | ModelDrafter, Field(discriminator="kind")]
+DrafterConfig = Annotated[NoDrafter | SuffixDrafter | ModelDrafter | Eagle3Drafter, Field(discriminator="kind")]
 
 
 class Profile(_Frozen):

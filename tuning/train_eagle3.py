@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from serving.models.eagle3 import CARD, Eagle3Config, Eagle3Head
+from serving.models.eagle3 import Eagle3Config, Eagle3Head
+from serving.models.eagle3_checkpoint import CARD
 from serving.models.hf_decoder import final_logits
 from serving.models.packed import Network
 from tuning.train_features import Example, FeatureSet
 from tuning.train_loop import learning_rate_share, length_batches, restore_checkpoint, save_checkpoint
+from tuning.train_unroll import Unroll
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Eagle3Progress:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Padded examples; entry p pairs the feature of position p with the token at p + 1, and predicts the one at p + 2."""
+    """Padded examples; entry p pairs the feature of position p with the token at p + 1 and predicts the one behind."""
 
     features: Tensor
     next_ids: Tensor
@@ -126,13 +127,13 @@ def train(
         lengths, tokens_per_batch=recipe.tokens_per_batch, epochs=recipe.epochs, seed=recipe.seed
     ))  # fmt: skip
     done = restore_checkpoint(head, optimiser, checkpoint)
-    unroll = _Unroll(head, target, recipe)
+    objective = _Objective(head, target, recipe)
     with ThreadPoolExecutor(recipe.shards, initializer=torch.set_num_threads, initargs=_threads(recipe)) as pool:
         for step in range(done, len(batches)):
             for group in optimiser.param_groups:
                 group["lr"] = recipe.learning_rate * learning_rate_share(step, len(batches), recipe.warm_up)
             shards = [batches[step][i :: recipe.shards] for i in range(recipe.shards)]
-            results = list(pool.map(unroll.gradients, [[data[i] for i in shard] for shard in shards if shard]))
+            results = list(pool.map(objective.gradients, [[data[i] for i in shard] for shard in shards if shard]))
             for parameter, *gradients in zip(parameters, *(result.gradients for result in results), strict=True):
                 parameter.grad = torch.stack(gradients).mean(dim=0)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -168,14 +169,14 @@ class _Shard:
     agreement: list[float]
 
 
-class _Unroll:
+class _Objective:
     """The loss of a batch over `steps_ahead` steps, and its gradients."""
 
     def __init__(self, head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe) -> None:
         self._head = head
         self._recipe = recipe
         self._parameters = list(head.parameters())
-        self._rotary = head.rotary(recipe.max_length)
+        self._unroll = Unroll(head, steps=recipe.steps_ahead, max_length=recipe.max_length)
         self._target = target
         self._is_known = torch.zeros(head.embedding.shape[0], dtype=torch.bool)
         self._is_known[head.target_ids] = True
@@ -188,22 +189,14 @@ class _Unroll:
 
     def loss(self, batch: _Batch) -> tuple[Tensor, list[float]]:
         """Weighted cross-entropy to the target's distribution, summed over steps; and top-1 agreement by step."""
-        head, recipe = self._head, self._recipe
-        embedded = F.embedding(batch.next_ids, head.embedding)
-        g = head.fc(batch.features)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
         total = torch.zeros(())
         agreement = []
-        for step in range(recipe.steps_ahead):
-            joined, residual = head.layer_input(embedded, g)
-            out = head.layer_output(residual, self._mixed(joined, keys, values))
+        for step, out in enumerate(self._unroll.outputs(batch.features, batch.next_ids)):
             used = batch.weights > 0
             used[:, :step] = False  # nothing was drafted before them
             loss, agreed = self._step_loss(out[used], batch, used)
-            total = total + recipe.step_decay**step * loss
+            total = total + self._recipe.step_decay**step * loss
             agreement.append(agreed)
-            g = F.pad(out[:, :-1], (0, 0, 1, 0))
         return total, agreement
 
     def _step_loss(self, out: Tensor, batch: _Batch, used: Tensor) -> tuple[Tensor, float]:
@@ -213,37 +206,6 @@ class _Unroll:
         answers = weights == 1.0
         agreed = (logits.detach()[answers].argmax(dim=-1) == probs[answers].argmax(dim=-1)).float().mean()
         return loss.sum() / weights.sum(), float(agreed)
-
-    def _mixed(self, joined: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        """Attention [B, N, Q * D] of step s = len(keys), whose keys and values are added to the lists.
-
-        Query p sees the first step's keys up to p - s, then one key of each later step: what it would find in its
-        cache, having drafted the last s tokens itself.
-        """
-        attention, (batch, n, _) = self._head.midlayer.self_attn, joined.shape
-        dim = self._head.config.head_dim
-        query, key, value = (
-            project(joined).view(batch, n, -1, dim).transpose(1, 2)
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        cos, sin = (table[None, :n] for table in self._rotary)
-        query, key = apply_rotary_pos_emb(query, key, cos, sin)
-        group = query.shape[1] // key.shape[1]
-        keys.append(key.repeat_interleave(group, 1))
-        values.append(value.repeat_interleave(group, 1))
-        step = len(keys) - 1
-        if step == 0:
-            mixed = F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
-            return mixed.transpose(1, 2).reshape(batch, n, -1)
-        places = torch.arange(n)
-        hidden = places[None] > places[:, None] - step
-        scores = (query @ keys[0].transpose(2, 3)).masked_fill(hidden, float("-inf"))
-        own = [(query * _later(keys[i], step - i)).sum(dim=-1, keepdim=True) for i in range(1, step + 1)]
-        weights = torch.softmax(torch.cat([scores, *own], dim=-1) * dim**-0.5, dim=-1)
-        mixed = weights[..., :n] @ values[0]
-        for i in range(1, step + 1):
-            mixed = mixed + weights[..., n + i - 1 : n + i] * _later(values[i], step - i)
-        return mixed.transpose(1, 2).reshape(batch, n, -1)
 
     def _pad(self, examples: Sequence[Example]) -> _Batch:
         lengths = [min(len(example.ids), self._recipe.max_length) - 1 for example in examples]
@@ -263,11 +225,6 @@ class _Unroll:
             # What the target says is a label; a token outside the draft vocabulary cannot be drafted anyway.
             batch.weights[row, first : n - 1] = self._is_known[example.ids[first + 2 : n + 1]].float()
         return batch
-
-
-def _later(x: Tensor, count: int) -> Tensor:
-    """x[B, heads, N, D] moved `count` positions on: entry p is what stood at p - count."""
-    return F.pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x
 
 
 def _threads(recipe: Eagle3Recipe) -> tuple[int]:

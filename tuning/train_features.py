@@ -1,14 +1,13 @@
 """What an EAGLE-3 head learns from: the target's features and last hidden state at every position of its own text.
 
-F = 3 Ht features and Ht numbers of the last layer's output a position. Kept on disk in parts of whole dialogues (safetensors, so one dialogue is read
-without the rest); a part is whole or absent, so a killed run resumes.
+F = 3 Ht features and Ht numbers of the last layer's output a position. Kept on disk in parts of whole dialogues
+(safetensors, so one dialogue is read without the rest); a part is whole or absent, so a killed run resumes.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from serving.models.packed import Network
 from serving.models.packed_lm import PackedLM
 from tuning.selfgen import Dialogue
 
@@ -40,7 +40,7 @@ class _Part:
     starts: tuple[int, ...]
 
     @cached_property
-    def _file(self) -> Any:
+    def _file(self) -> Network:
         return safe_open(self.path, framework="pt")
 
     def read(self, index: int) -> Tensor:

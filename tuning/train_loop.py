@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 
-def length_batches(
-    lengths: Sequence[int], *, tokens_per_batch: int, epochs: int, seed: int
-) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], *, tokens_per_batch: int, epochs: int, seed: int) -> Iterator[list[int]]:
     """Indices, batch by batch, epoch by epoch: like lengths together, so that padding is small; order by seed.
 
     A batch has at most `tokens_per_batch` positions, padding included, unless one entry alone has more.

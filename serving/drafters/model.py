@@ -7,7 +7,7 @@ import numpy as np
 
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
-from serving.types import EMPTY_DRAFT, Draft, Ids, Sampling, as_ids
+from serving.types import EMPTY_DRAFT, Draft, DraftSource, Ids, Sampling, as_ids
 
 _OTHER_NOISE = 0x5DEECE66D
 
@@ -33,15 +33,14 @@ class _Drafting:
         asked = self.request
         return ScoreRequest(asked.session_id, ids, sampling=self.sampling, prompt_len=asked.prompt_len)
 
-    @property
-    def draft(self) -> Draft:
+    def draft(self, source: DraftSource) -> Draft:
         if not self.tokens:
             return EMPTY_DRAFT
-        return Draft(as_ids(self.tokens), "model", np.array(self.confidences, dtype=np.float32))
+        return Draft(as_ids(self.tokens), source, np.array(self.confidences, dtype=np.float32))
 
 
 class ModelDrafter:
-    """An independent draft LM. Where its own context ends, speculation ends; the request goes on.
+    """A draft LM, or a head that behaves as one. Where its own context ends, speculation ends; the request goes on.
 
     `min_confidence` > 0 ends a draft before the first token whose probability is below it (the model must then
     return logsumexp). A sampled request is drafted with the target's own noise, which makes equal picks likely;
@@ -51,9 +50,11 @@ class ModelDrafter:
     degraded = False
 
     def __init__(
-        self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0, is_coupled: bool = True
-    ) -> None:
+        self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0, is_coupled: bool = True,
+        source: DraftSource = "model",
+    ) -> None:  # fmt: skip
         self._model = model
+        self._source = source
         self._max_length = max_length
         self._min_confidence = min_confidence
         self._is_coupled = is_coupled
@@ -71,7 +72,7 @@ class ModelDrafter:
                 entry.is_stopped = not self._has_opened(entry.request)
         while active := [entry for entry in drafting if entry.is_open]:
             self._extend(active)
-        return ReadyDrafts([entry.draft for entry in drafting])
+        return ReadyDrafts([entry.draft(self._source) for entry in drafting])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """An independent model learns nothing online."""

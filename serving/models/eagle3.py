@@ -3,39 +3,18 @@
 H hidden size of the head, Ht of the target, F = 3 Ht features a position, V target vocabulary, Vd draft vocabulary. At
 position p the layer reads `fc`(features of p), or its own output at p - 1 where the target has not been, together with
 the embedding of the token at p + 1, and predicts the token at p + 2.
-
-Checkpoints are read in two layouts: the authors' (`midlayer.*`) and that of the speculators library (`layers.0.*`). One of
-our own is the authors', without the matrices that the target has: `eagle3.json` names the base model, the embedding is
-the base's, and head rows are the base's rows of the draft vocabulary.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from serving.errors import ModelError
-from serving.models.draft_lm import base_matrices
-from serving.models.source import resolve_model
 
-CARD = "eagle3.json"
-_NUM_FEATURES = 3
-_SPECULATORS = "speculators_model_type"
-# What a config may say beyond the layer's own shape; anything else of the speculators layout is refused by name.
-_KNOWN_SPECULATORS = frozenset({
-    _SPECULATORS, "speculators_version", "speculators_config", "transformer_layer_config", "draft_vocab_size",
-    "norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "norm_before_fc", "fc_norm",
-    "architectures", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings", "embed_requires_grad",
-    "model_type", "auto_map", "has_no_defaults_at_init",
-})  # fmt: skip
-_UNSUPPORTED_FLAGS = ("norm_before_fc", "fc_norm")
+NUM_FEATURES = 3
 
 
 @dataclass(frozen=True)
@@ -60,7 +39,7 @@ class Eagle3Config:
         """Target layers whose input is a feature: layers 2, L // 2 and L - 3 where the checkpoint names none."""
         usual = (2, num_target_layers // 2, num_target_layers - 3)
         layers = self.feature_layers or usual
-        if len(layers) != _NUM_FEATURES or sorted(set(layers)) != list(layers) or not 0 <= layers[0]:
+        if len(layers) != NUM_FEATURES or sorted(set(layers)) != list(layers) or not layers[0] >= 0:
             raise ModelError(f"EAGLE-3 head: feature layers must be three ascending layers, got {list(layers)}")
         if layers[-1] >= num_target_layers:
             raise ModelError(f"EAGLE-3 head: reads layer {layers[-1]}, the target has {num_target_layers}")
@@ -102,7 +81,7 @@ class Eagle3Head(nn.Module):
     def __init__(self, config: Eagle3Config, *, embedding: Tensor, lm_head: Tensor, target_ids: Tensor) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(_NUM_FEATURES * config.target_hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(NUM_FEATURES * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = _Layer(config)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.layer.rms_norm_eps)
         self.register_buffer("embedding", embedding, persistent=False)
@@ -133,135 +112,3 @@ class Eagle3Head(nn.Module):
     def logits(self, out: Tensor) -> Tensor:
         """[..., Vd]"""
         return nn.functional.linear(self.norm(out), self.lm_head)
-
-
-def is_eagle3(model: str) -> bool:
-    """Whether `model` is an EAGLE-3 checkpoint: one of ours, or one whose config has a draft vocabulary."""
-    path = Path(resolve_model(model).location) / "config.json"
-    if not path.is_file():
-        return False
-    config = json.loads(path.read_text(encoding="utf-8"))
-    return config.get(_SPECULATORS) == "eagle3" or "draft_vocab_size" in config
-
-
-def read_eagle3_config(folder: Path) -> Eagle3Config:
-    """The config of a checkpoint in either layout. Raises ModelError naming what is not supported."""
-    try:
-        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"EAGLE-3 head {str(folder)!r}: config.json cannot be read: {error}") from None
-    return _speculators_config(raw) if _SPECULATORS in raw else _authors_config(raw)
-
-
-def load_eagle3(model: str, *, target: str, dtype: torch.dtype) -> Eagle3Head:
-    """The head, with the target's embedding and head rows where the checkpoint has none of its own.
-
-    Weights only: nothing pickled is run. Raises ModelError for unknown, missing or misshapen tensors, by name.
-    """
-    folder = Path(resolve_model(model).location)
-    config = read_eagle3_config(folder)
-    found = _read_tensors(folder)
-    target_ids = _target_ids(found, config)
-    found.pop("t2d", None)
-    embedding, head = found.pop("embed_tokens.weight", None), found.pop("lm_head.weight", None)
-    if embedding is None or head is None:
-        base_embedding, base_head = base_matrices(target)
-        embedding = base_embedding if embedding is None else embedding
-        head = base_head[target_ids] if head is None else head
-    _check_shape("embed_tokens.weight", embedding, (embedding.shape[0], config.hidden_size))
-    _check_shape("lm_head.weight", head, (config.draft_vocab_size, config.hidden_size))
-    if int(target_ids.max()) >= embedding.shape[0]:
-        raise ModelError(f"tensor d2t: names token {int(target_ids.max())}, the target has {embedding.shape[0]}")
-    with torch.device("meta"):
-        empty = Eagle3Head(config, embedding=embedding, lm_head=head, target_ids=target_ids)
-    expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
-    for name in sorted(expected.keys() ^ found.keys()):
-        raise ModelError(f"EAGLE-3 head {str(folder)!r}: tensor {name!r} is {'missing' if name in expected else 'unknown'}")
-    for name, shape in expected.items():
-        _check_shape(name, found[name], shape)
-    empty.load_state_dict({name: tensor.to(dtype) for name, tensor in found.items()}, assign=True)
-    empty.embedding, empty.lm_head = embedding.to(dtype), head.to(dtype)
-    return empty.eval().requires_grad_(False)
-
-
-def _authors_config(raw: dict[str, Any]) -> Eagle3Config:
-    if "draft_vocab_size" not in raw:
-        raise ModelError("EAGLE-3 head: config.json lacks draft_vocab_size")
-    layer = _layer_config(raw)
-    layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return Eagle3Config(
-        layer=layer,
-        draft_vocab_size=int(raw["draft_vocab_size"]),
-        target_hidden_size=int(raw.get("target_hidden_size") or layer.hidden_size),
-        norm_before_residual=bool(raw.get("norm_before_residual", False)),
-        feature_layers=None if layers is None else tuple(layers),
-    )
-
-
-def _speculators_config(raw: dict[str, Any]) -> Eagle3Config:
-    if raw[_SPECULATORS] != "eagle3":
-        raise ModelError(f"EAGLE-3 head: {_SPECULATORS} must be 'eagle3', got {raw[_SPECULATORS]!r}")
-    for key in sorted(raw.keys() - _KNOWN_SPECULATORS):
-        raise ModelError(f"EAGLE-3 head: config key {key!r} is unknown, so its effect would be missing")
-    for flag in _UNSUPPORTED_FLAGS:
-        if raw.get(flag):
-            raise ModelError(f"EAGLE-3 head: config says {flag}={raw[flag]!r}, which is not supported")
-    layer = _layer_config(raw["transformer_layer_config"])
-    layers = raw.get("eagle_aux_hidden_state_layer_ids")
-    return Eagle3Config(
-        layer=layer,
-        draft_vocab_size=int(raw["draft_vocab_size"]),
-        target_hidden_size=int(raw.get("target_hidden_size") or layer.hidden_size),
-        norm_before_residual=bool(raw.get("norm_before_residual", False)),
-        feature_layers=None if layers is None else tuple(layers),
-    )
-
-
-def _layer_config(raw: dict[str, Any]) -> LlamaConfig:
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelError(f"EAGLE-3 head: hidden_act must be 'silu', got {activation!r}")
-    if raw.get("num_hidden_layers", 1) != 1:
-        raise ModelError(f"EAGLE-3 head: num_hidden_layers must be 1, got {raw['num_hidden_layers']}")
-    if raw.get("mlp_bias"):
-        raise ModelError("EAGLE-3 head: mlp_bias=true is not supported")
-    known = {key: value for key, value in raw.items() if key not in ("architectures", "model_type", "auto_map")}
-    return LlamaConfig(**known)
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors under the authors' names; their draft ids are differences (`d2t`)."""
-    shards = sorted(folder.glob("*.safetensors"))
-    found: dict[str, Tensor] = {}
-    for shard in shards:
-        found |= load_file(shard)
-    if not shards:
-        pickled = folder / "pytorch_model.bin"
-        if not pickled.is_file():
-            raise ModelError(f"EAGLE-3 head {str(folder)!r}: holds neither *.safetensors nor pytorch_model.bin")
-        found = torch.load(pickled, weights_only=True, map_location="cpu")
-    return {_authors_name(name): tensor for name, tensor in found.items()}
-
-
-def _authors_name(name: str) -> str:
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
-
-
-def _target_ids(found: dict[str, Tensor], config: Eagle3Config) -> Tensor:
-    """i64[Vd]; removes `d2t` from `found`."""
-    if "d2t" not in found:
-        raise ModelError("EAGLE-3 head: tensor 'd2t' is missing")
-    differences = found.pop("d2t").long()
-    _check_shape("d2t", differences, (config.draft_vocab_size,))
-    return differences + torch.arange(config.draft_vocab_size)
-
-
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != expected:
-        raise ModelError(f"EAGLE-3 head: tensor {name!r} has shape {list(tensor.shape)}, the config says {list(expected)}")
-
-
-def card_of(folder: Path) -> Mapping[str, Any]:
-    """What `train-eagle3` wrote about a head of ours; empty for others."""
-    path = folder / CARD
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

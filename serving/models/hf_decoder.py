@@ -42,12 +42,22 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """query [1, Q, T, D], key and value [1, KV, T, D] -> [1, T, Q, D]; honours sliding_window and softcap."""
     context = _contexts[id(module.config)]
-    step, store, layer = context.step, context.store, int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = store.keys[layer], store.values[layer]
-    keys[step.rows, :, step.positions] = key[0].transpose(0, 1).to(keys.dtype)
-    values[step.rows, :, step.positions] = value[0].transpose(0, 1).to(values.dtype)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    caches = context.store.keys[layer], context.store.values[layer]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window, softcap = options.get("sliding_window") or 0, options.get("softcap") or 0.0
+    mixed = attend_packed(context.step, caches, query, key, value, scale=scale, window=window, softcap=softcap)
+    return mixed[None], None
+
+
+def attend_packed(
+    step: PackedStep, caches: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor,
+    *, scale: float, window: int = 0, softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """query [1, Q, T, D], key and value [1, KV, T, D] -> [T, Q, D]; stores keys and values in one layer's caches."""
+    keys, values = caches
+    keys[step.rows, :, step.positions] = key[0].transpose(0, 1).to(keys.dtype)
+    values[step.rows, :, step.positions] = value[0].transpose(0, 1).to(values.dtype)
     outputs, at = [], 0
     for segment in step.segments:
         length = segment.stop - segment.start
@@ -55,7 +65,7 @@ def packed_attention(
         rows = query[0, :, at : at + length]
         outputs.append(_attend(rows, cached, segment, scale=scale, window=window, softcap=softcap))
         at += length
-    return torch.cat(outputs)[None], None
+    return torch.cat(outputs)
 
 
 def _attend(

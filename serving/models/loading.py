@@ -50,7 +50,7 @@ class LoadOptions:
 
 def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     """Plan, load `model`, reserve its KV rows. Raises ModelError, ConfigError or MemoryPlanError, each one clear."""
-    config, dtype = read_config(model), _dtype(options.dtype)
+    config, dtype = read_config(model), torch_dtype(options.dtype)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and options.max_length > limit:
         raise ConfigError(
@@ -60,16 +60,16 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
     draft = load_draft_model(model, dtype) if is_draft_lm(model) else None
-    network = draft.network.to(_device()) if draft is not None else load_network(model, dtype)
+    network = draft.network.to(default_device()) if draft is not None else load_network(model, dtype)
     _check_vocabulary(network, options)
     decoder = _decoder(network, max_length=options.capacity)
     store = KVStore(
-        decoder.shapes, options.num_rows, options.capacity, dtype, _device(),
+        decoder.shapes, options.num_rows, options.capacity, dtype, default_device(),
         feature_layers=options.feature_layers, hidden=config.get_text_config().hidden_size,
     )  # fmt: skip
     head = HeadOptions(
         vocab_size=min(options.vocab_size, network.lm_head.weight.shape[0]),
-        id_map=None if draft is None else draft.id_map.to(_device()),
+        id_map=None if draft is None else draft.id_map.to(default_device()),
         with_logsumexp=options.with_logsumexp,
     )
     return PackedLM(decoder, store, head=head, prefill_chunk=options.prefill_chunk)
@@ -89,7 +89,7 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     """What the model of `config` will take, from its shapes alone: nothing is loaded for it."""
     from transformers import AutoModelForCausalLM
 
-    dtype = _dtype(options.dtype)
+    dtype = torch_dtype(options.dtype)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
@@ -100,7 +100,7 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     rows = max(_WORKSPACE_ROWS, options.num_rows * (options.max_draft + 1))
     items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * rows * options.vocab_size}
     planned = tuple(PlannedItem(options.role, purpose, size) for purpose, size in items.items())
-    return MemoryPlan(planned, available_bytes(_device()))
+    return MemoryPlan(planned, available_bytes(default_device()))
 
 
 def read_config(model: str) -> Network:
@@ -130,7 +130,7 @@ def load_network(model: str, dtype: torch.dtype) -> Network:
             network = AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype, **options)
     except (OSError, ValueError, KeyError) as error:
         raise _load_error(model, error) from None
-    return network.to(_device()).eval().requires_grad_(False)
+    return network.to(default_device()).eval().requires_grad_(False)
 
 
 def _load_error(model: str, error: Exception) -> ModelError:
@@ -138,7 +138,8 @@ def _load_error(model: str, error: Exception) -> ModelError:
     return ModelError(f"model {model!r} could not be loaded: {reason}")
 
 
-def _device() -> torch.device:
+def default_device() -> torch.device:
+    """The GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -149,7 +150,8 @@ def _decoder(network: Network, *, max_length: int) -> Decoder:
     return HFDecoder(network)
 
 
-def _dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
+    """By the name that profiles use."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from serving.models.embedded import cache_root
 from serving.models.kv_store import KVStore
-from serving.models.native_layers import LayerStack, Panels, StepFields
+from serving.models.native_layers import LayerStack, Panels, SideFields, StepFields
 from serving.models.packed import PackedStep
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class NativeKernels:
         self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, n, r, n)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
         self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p, p)
+        self._joining_layer = _bind(library.dh_joining_layer, p, p, p, p, p, p, p, p)
         self._scratch_size = library.dh_scratch_size
         self._scratch_size.argtypes, self._scratch_size.restype = [p, n], n
         self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
@@ -141,6 +142,18 @@ class NativeKernels:
             stack.inputs(dict(zip(store.feature_layers, inputs, strict=True))), hidden.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         store.keep_features(step.rows, step.positions, inputs)
+
+    def joining_layer(
+        self, stack: LayerStack, hidden: Tensor, side: SideFields, step: PackedStep, store: KVStore
+    ) -> None:
+        """Run hidden[T, H] in place through the one layer of `stack`, whose attention reads `side` too."""
+        scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
+        places = StepFields(step.num_tokens, store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
+        stack.caches(store)
+        self._joining_layer(
+            stack.layers, byref(stack.shape), byref(places), store.keys[0].data_ptr(), store.values[0].data_ptr(),
+            byref(side), hidden.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
 
     def attend(
         self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,

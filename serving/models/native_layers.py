@@ -51,6 +51,12 @@ class ShapeFields(Structure):
     ]  # fmt: skip
 
 
+class SideFields(Structure):
+    """`struct Side`: a second stream float32 [T, H] for a layer that reads two, and the norm of the hidden one."""
+
+    _fields_ = [("x", c_void_p), ("hidden_norm", c_void_p), ("residual_is_normed", c_int64)]
+
+
 class StepFields(Structure):
     """`struct Step`: the flat arrays of one packed step."""
 
@@ -128,7 +134,7 @@ class LayerStack:
             self.shape.cache_is_bf16 = store.dtype == torch.bfloat16
         return self._caches
 
-    def inputs(self, tensors: Mapping[int, Tensor]) -> Any:
+    def inputs(self, tensors: Mapping[int, Tensor]) -> Array[c_void_p]:
         """Pointers, one a layer and one behind the last: where what enters it is to be copied, null for nowhere."""
         pointers = (c_void_p * (len(self.layers) + 1))()
         for index, tensor in tensors.items():

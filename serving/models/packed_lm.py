@@ -72,15 +72,13 @@ class PackedLM:
         ]
 
     def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
-        """[len(ids) - start, F]: what entered the feature layers at the positions of `ids` from `start` on.
+        """[n, F]: what entered the feature layers at the positions of `ids` from `start` on, as far as they are known.
 
-        Raises KeyError where the session has no row, or its row holds less of `ids` (a prompt is still being fed).
+        n <= len(ids) - start: a text that is still being fed, or that no pass has seen, has none yet. Raises KeyError
+        where the session has no row.
         """
         row = self._store.row(session_id)
-        held = row.shared_prefix(ids)
-        if held < len(ids):
-            raise KeyError(f"features of {session_id!r} reach to position {held}, not {len(ids)}")
-        return self._store.features[row.index, start:held]
+        return self._store.features[row.index, start : row.shared_prefix(ids)]
 
     def all_logits(self, ids: Ids) -> Tensor:
         """float32 [n, V]: the logits after every position of one text, in one pass; for training and audits."""

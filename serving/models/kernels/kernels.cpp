@@ -89,6 +89,17 @@ void dh_layers(const Layer* layers, int64_t count, const Shape* shape, const Ste
   });
 }
 
+// One layer that reads a second stream; hidden[T, H] becomes its output.
+void dh_joining_layer(const Layer* layer, const Shape* shape, const Step* step, void* keys, void* values,
+                      const Side* side, float* hidden, float* scratch) {
+  typed(layer->qkv, shape->weights_are_bf16, [&](auto* w) {
+    typed(keys, shape->cache_is_bf16, [&](auto* k) {
+      run_layer(w, Cache{same_type(k, keys), same_type(k, values), step->capacity}, *layer, *shape, *step, hidden,
+                scratch, side);
+    });
+  });
+}
+
 int64_t dh_scratch_size(const Shape* shape, int64_t T) { return scratch_size(*shape, T); }
 
 void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t V) {

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "attention.h"
 #include "linear.h"
 #include "pool.h"
@@ -21,6 +23,12 @@ struct Shape {
   int64_t hidden, num_queries, num_keys, head_dim, intermediate, weights_are_bf16, cache_is_bf16;
   float epsilon, scale;
   const float *cos, *sin;
+};
+
+// A second stream x[T, H] that attention reads beside the hidden one, each under its own norm: [norm(x), norm(hidden)].
+struct Side {
+  const float *x, *hidden_norm;
+  int64_t residual_is_normed;
 };
 
 struct Step {
@@ -46,24 +54,40 @@ void rms_norm(const float* x, const float* weight, float* y, int64_t T, int64_t 
 
 inline int64_t qkv_width(const Shape& s) { return (s.num_queries + 2 * s.num_keys) * s.head_dim; }
 
-// Floats for the norms' output, queries with keys and values, attention's output, gate with up, and their product.
+// Floats for the norms' output (of two streams), queries with keys and values, attention's output, gate with up, and
+// their product.
 inline int64_t scratch_size(const Shape& s, int64_t T) {
-  return T * (s.hidden + qkv_width(s) + s.num_queries * s.head_dim + 3 * s.intermediate);
+  return T * (2 * s.hidden + qkv_width(s) + s.num_queries * s.head_dim + 3 * s.intermediate);
+}
+
+// y[T, 2 H] = [norm(x), norm(hidden)]
+void join_streams(const Side& side, const float* input_norm, float* hidden, float* y, int64_t T, int64_t H,
+                  float epsilon) {
+  for (int64_t t = 0; t < T; ++t) {
+    float *joined = y + t * 2 * H, *residual = hidden + t * H;
+    normalise(side.x + t * H, input_norm, joined, H, epsilon);
+    normalise(residual, side.hidden_norm, joined + H, H, epsilon);
+    if (side.residual_is_normed) std::copy_n(joined + H, H, residual);
+  }
 }
 
 template <class W, class C>
 void run_layer(const W*, Cache<C> cache, const Layer& layer, const Shape& s, const Step& step, float* hidden,
-               float* scratch) {
+               float* scratch, const Side* side = nullptr) {
   const int64_t T = step.num_tokens, H = s.hidden, I = s.intermediate, A = s.num_queries * s.head_dim;
   const Heads heads{s.num_queries, s.num_keys, s.head_dim};
-  float *normed = scratch, *qkv = normed + T * H, *mixed = qkv + T * qkv_width(s), *gate_up = mixed + T * A,
+  const int64_t width = side ? 2 * H : H;
+  float *normed = scratch, *qkv = normed + T * width, *mixed = qkv + T * qkv_width(s), *gate_up = mixed + T * A,
         *inner = gate_up + 2 * T * I;
   const auto project = [&](const float* x, const void* w, const float* bias, float* y, int64_t K, int64_t N,
                            bool accumulate) {
     linear(x, static_cast<const W*>(w), Output{y, bias, N, accumulate}, T, K);
   };
-  rms_norm(hidden, layer.input_norm, normed, T, H, s.epsilon);
-  project(normed, layer.qkv, layer.qkv_bias, qkv, H, qkv_width(s), false);
+  if (side)
+    join_streams(*side, layer.input_norm, hidden, normed, T, H, s.epsilon);
+  else
+    rms_norm(hidden, layer.input_norm, normed, T, H, s.epsilon);
+  project(normed, layer.qkv, layer.qkv_bias, qkv, width, qkv_width(s), false);
   rope_store(qkv, layer.q_norm, layer.k_norm, s.epsilon, s.cos, s.sin, step.positions, step.rows, cache, T, heads);
   attend(qkv, qkv_width(s), cache, step.rows, step.positions, mixed, T, heads, s.scale, layer.window);
   project(mixed, layer.out, layer.out_bias, hidden, A, H, true);

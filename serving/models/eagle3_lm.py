@@ -1,0 +1,183 @@
+"""An EAGLE-3 head as a ScoringModel, so that whatever drafts with a draft LM drafts with it.
+
+Position p of the head stands for the feature of p and the token at p + 1. Where the target has been, the feature is
+its own; where it has not (the tokens being drafted, or those that another tier has decided), the head's output of
+position p - 1 stands in, and is replaced once the target has caught up. So after a round without this drafter nothing
+is special: the positions it missed are read, with the target's features, when it next drafts.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serving.models.eagle3_checkpoint import load_eagle3
+from serving.models.eagle3_runner import Eagle3Runner, kv_shape, runner_of
+from serving.models.kv_store import KVStore, Row
+from serving.models.loading import LoadOptions, default_device, torch_dtype
+from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
+from serving.models.packed import Segment, pack
+from serving.models.scores import score_tables
+from serving.protocols import ScoreRequest
+from serving.types import Ids, ScoreTable
+
+log = logging.getLogger(__name__)
+
+# Outputs kept for each row: as many positions may stand on stand-ins (a tier's unverified tokens and a draft).
+_KEPT = 128
+
+
+class FeatureSource(Protocol):
+    """The target's features of a session, as far as they are known."""
+
+    def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
+        """[n, F] of the positions of `ids` from `start` on, n <= len(ids) - start. KeyError without such a session."""
+        ...
+
+
+@dataclass
+class _Reading:
+    """One request while its positions are read; `next` is the first position still to be read."""
+
+    request: ScoreRequest
+    row: Row
+    next: int
+    out: Tensor | None = None
+
+    @property
+    def following(self) -> Ids:
+        """i32[n - 1]: the token that each position is paired with."""
+        return self.request.ids[1:]
+
+    @property
+    def is_done(self) -> bool:
+        return self.next >= len(self.following)
+
+
+class Eagle3LM:
+    """Implements ScoringModel for one row a request (drafting); its KV rows hold one layer.
+
+    A request is None, and gets no draft, while the target knows no feature of it.
+    """
+
+    def __init__(
+        self, runner: Eagle3Runner, store: KVStore, features: FeatureSource, *, target_ids: Tensor, hidden: int,
+        with_logsumexp: bool = False,
+    ) -> None:  # fmt: skip
+        self._runner = runner
+        self._store = store
+        self._features = features
+        self._target_ids = target_ids
+        self._with_logsumexp = with_logsumexp
+        # By row: the outputs of its last positions, and how many leading positions stand on the target's features.
+        self._outputs = torch.zeros(store.num_rows, _KEPT, hidden, device=store.device)
+        self._num_true = np.zeros(store.num_rows, dtype=np.int64)
+
+    def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
+        """Prefixes are not shared: to read a prompt anew costs one layer."""
+        self._store.open(session_id, ids[:0], salt=salt)
+        row = self._store.row(session_id)
+        row.length, self._num_true[row.index] = 0, 0
+        return 0
+
+    def close(self, session_id: str) -> None:
+        self._store.close(session_id)
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
+        """The token behind each text, in the target's ids. Raises ValueError for more than one row a request."""
+        if any(request.num_rows != 1 for request in requests):
+            raise ValueError("an EAGLE-3 head only drafts: num_rows must be 1")
+        with torch.inference_mode():
+            readings = [self._start(request) for request in requests]
+            self._read_true(readings)
+            while waiting := [reading for reading in readings if not reading.is_done and self._has_stand_in(reading)]:
+                self._read_stand_ins(waiting)
+            return list(self._tables(readings))
+
+    def _start(self, request: ScoreRequest) -> _Reading:
+        row = self._store.row(request.session_id)
+        held = row.shared_prefix(request.ids[1:])
+        row.length = held
+        start = min(held, max(0, len(request.ids) - 2))  # the last position is read anew: its output was not kept
+        self._num_true[row.index] = min(int(self._num_true[row.index]), start)
+        return _Reading(request, row, start)
+
+    def _read_true(self, readings: Sequence[_Reading]) -> None:
+        """All positions, of all requests, whose features the target has come to know; one pass."""
+        found: list[tuple[_Reading, Segment]] = []
+        features: list[Tensor] = []
+        for reading in readings:
+            start = int(self._num_true[reading.row.index])
+            known = self._features.features(reading.request.session_id, reading.request.ids[:-1], start)
+            if len(known):
+                found.append((reading, Segment(reading.row, reading.following, start, start + len(known))))
+                features.append(known)
+        if not found:
+            return
+        self._read([reading for reading, _ in found], [segment for _, segment in found],
+                   self._runner.project(torch.cat(features)))  # fmt: skip
+        for reading, segment in found:
+            self._num_true[reading.row.index] = segment.stop
+
+    def _has_stand_in(self, reading: _Reading) -> bool:
+        """Whether the output before the next position is kept."""
+        return bool(0 < reading.next <= self._num_true[reading.row.index] + _KEPT)
+
+    def _read_stand_ins(self, readings: Sequence[_Reading]) -> None:
+        """One position of each request, on the head's own output of the one before."""
+        rows = [reading.row.index for reading in readings]
+        slots = [(reading.next - 1) % _KEPT for reading in readings]
+        segments = [Segment(r.row, r.following, r.next, r.next + 1) for r in readings]
+        self._read(readings, segments, self._outputs[rows, slots])
+
+    def _read(self, readings: Sequence[_Reading], segments: Sequence[Segment], g: Tensor) -> None:
+        for segment in segments:  # should the pass fail, nobody takes half-written slots for what they were
+            segment.row.length = min(segment.row.length, segment.start)
+        out = self._runner.forward(g, pack(segments, device=self._store.device), self._store)
+        ends = np.cumsum([segment.stop - segment.start for segment in segments])
+        last = out[(ends - 1).tolist()]
+        self._outputs[[s.row.index for s in segments], [(s.stop - 1) % _KEPT for s in segments]] = last.float()
+        for reading, segment, one in zip(readings, segments, last, strict=True):
+            segment.row.ids[segment.start : segment.stop] = segment.ids[segment.start : segment.stop]
+            segment.row.length = reading.next = segment.stop
+            reading.out = one
+
+    def _tables(self, readings: Sequence[_Reading]) -> Iterator[ScoreTable | None]:
+        done = [reading for reading in readings if reading.is_done and reading.out is not None]
+        if not done:
+            return iter([None] * len(readings))
+        logits = self._runner.logits(torch.stack([reading.out for reading in done if reading.out is not None]))
+        tables = iter(score_tables(
+            logits, [reading.request for reading in done],
+            id_map=self._target_ids, with_logsumexp=self._with_logsumexp,
+        ))  # fmt: skip
+        return (next(tables) if reading.is_done and reading.out is not None else None for reading in readings)
+
+
+def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options: LoadOptions) -> Eagle3LM:
+    """Load the head `model` for `target`, reserve its KV rows. Raises ModelError or MemoryPlanError, each one clear."""
+    dtype, device = torch_dtype(options.dtype), default_device()
+    head = load_eagle3(model, target=target, dtype=dtype).to(device)
+    shape = kv_shape(head)
+    matrices = (*head.parameters(), *head.buffers())
+    plan = MemoryPlan(
+        (
+            PlannedItem(options.role, "weights", sum(matrix.nbytes for matrix in matrices)),
+            PlannedItem(options.role, "KV rows", KVStore.planned_bytes(
+                [shape], num_rows=options.num_rows, capacity=options.capacity, dtype=dtype
+            )),
+            PlannedItem(options.role, "kept outputs", 4 * options.num_rows * _KEPT * head.config.hidden_size),
+        ),
+        available_bytes(device),
+    )  # fmt: skip
+    log.info("%s %s:\n%s", options.role, model, plan)
+    plan.check()
+    store = KVStore([shape], options.num_rows, options.capacity, dtype, device)
+    return Eagle3LM(
+        runner_of(head, max_length=options.capacity), store, features, target_ids=head.target_ids.to(device),
+        hidden=head.config.hidden_size, with_logsumexp=options.with_logsumexp,
+    )  # fmt: skip
