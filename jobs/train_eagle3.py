@@ -1,0 +1,99 @@
+"""Train an EAGLE-3 head for any target, on text that the target writes itself and its features of it."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jobs.training import add_training_options, dialogues_of, measure, progress_bar, vocab_size_of
+from serving.config import Eagle3Drafter
+from serving.models.eagle3 import Eagle3Config, Eagle3Head
+from serving.models.embedded import cache_root
+from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
+from tuning.selfgen import Dialogue
+from tuning.train_drafter import draft_vocabulary
+from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
+from tuning.train_features import FeatureSet, read_features
+
+SUMMARY = "train an EAGLE-3 head for any target, on text it writes itself"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of this job."""
+    default = Eagle3Recipe()
+    p = argparse.ArgumentParser(prog="python -m jobs train-eagle3", description=__doc__)
+    add_training_options(p, vocab_size=default.vocab_size, epochs=default.epochs, learning_rate=default.learning_rate)
+    p.add_argument(
+        "--steps-ahead", type=int, default=default.steps_ahead, metavar="N",
+        help="steps of training-time test, the first one included (default: %(default)s)",
+    )  # fmt: skip
+    p.add_argument(
+        "--shards", type=int, default=default.shards, metavar="N",
+        help="threads that share a batch, for machines that are used by others too (default: %(default)s)",
+    )  # fmt: skip
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Generate, read features, train, export, measure. Every stage resumes where a killed run stopped."""
+    args = parser().parse_args(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    work = args.work or cache_root() / "train-eagle3" / Path(args.target).name
+    held_out, training = dialogues_of(args, work / "text")
+    recipe = Eagle3Recipe(
+        vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
+        steps_ahead=args.steps_ahead, shards=args.shards, seed=args.seed,
+    )  # fmt: skip
+    data = _features(args.target, training, work / "features")
+    started = time.monotonic()
+    target_ids = draft_vocabulary(training, size=recipe.vocab_size, target_size=vocab_size_of(args.target))
+    network = load_network(args.target, torch.float32).cpu()
+    head, target = new_head(network, target_ids), TargetHead(network, target_ids)
+    del network
+    last = _train(head, target, recipe, data, work / "checkpoint.pt")
+    card: dict[str, Any] = {
+        "command": "python -m jobs train-eagle3 " + " ".join(argv),
+        "training_tokens": int(sum(len(dialogue.output_ids) for dialogue in training)),
+        "train_seconds": round(time.monotonic() - started),
+        "final_loss": None if last is None else round(last.loss, 4),
+    }
+    export(head, args.out, base=args.target, recipe=recipe, card=card)
+    card["held_out"] = measure(args.target, Eagle3Drafter(model=str(args.out)), held_out)
+    export(head, args.out, base=args.target, recipe=recipe, card=card)
+    print(json.dumps({"out": str(args.out), **card["held_out"]}))
+    return 0
+
+
+def _features(target: str, dialogues: list[Dialogue], folder: Path) -> FeatureSet:
+    """The target's features of all dialogues, kept in `folder`."""
+    text = read_config(target).get_text_config()
+    usual = Eagle3Config(text, 0, text.hidden_size).layers_of(text.num_hidden_layers)
+    longest = max(len(dialogue.ids) for dialogue in dialogues)
+    options = LoadOptions(
+        role="target", dtype="bfloat16", num_rows=1, max_length=longest, prefill_chunk=longest,
+        vocab_size=vocab_size_of(target), feature_layers=(*usual, text.num_hidden_layers),
+    )  # fmt: skip
+    model = load_packed_lm(target, options)
+    with progress_bar(len(dialogues), "features", "dialogue") as bar:
+        return read_features(model, dialogues, folder, on_dialogues=bar.update)
+
+
+def _train(
+    head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe, data: FeatureSet, checkpoint: Path
+) -> Eagle3Progress | None:
+    last: list[Eagle3Progress] = []
+    with progress_bar(0, "training", "step") as bar:
+
+        def on_step(progress: Eagle3Progress) -> None:
+            bar.total = progress.num_steps
+            agreement = "/".join(f"{share:.2f}" for share in progress.agreement)
+            bar.set_postfix(loss=f"{progress.loss:.3f}", agreement=agreement, refresh=False)
+            bar.update(progress.step - bar.n)
+            last[:] = [progress]
+
+        train(head, target, recipe, data, checkpoint=checkpoint, on_step=on_step)
+    return last[0] if last else None
