@@ -4,8 +4,10 @@ The user's turn is sampled at T = 0.9 after a short stem, the answer is greedy, 
 Parquet parts of `prompt_ids` and `output_ids`; a part is whole or absent, so a killed run resumes where it was.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.build import Built
-from serving.decode.offline import Completion, complete
+from serving.decode.offline import Completion
 from serving.errors import ConfigError
-from serving.types import GenerationRequest, Ids, Limits, Sampling, as_ids
+from serving.types import Chunk, GenerationRequest, Ids, Limits, Sampling, as_ids
 
 SCHEMA = pa.schema([("prompt_ids", pa.list_(pa.int32())), ("output_ids", pa.list_(pa.int32()))])
 _MARK = "@@@"
+# Requests that wait, so that a place in the batch is taken at once when it becomes free.
+_AHEAD = 8
 _STEMS = (
     "Write", "Explain", "How", "What is", "Why", "Give me", "Can you", "Describe", "Summarize", "Create", "List",
     "Compare", "I want", "Help me", "Please", "Tell me about", "Translate", "Solve", "Calculate", "Who", "When did",
@@ -56,14 +60,16 @@ class SelfGeneration:
 def generate(built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None]) -> Iterator[Path]:
     """Write parts into `folder` until `plan.num_tokens` are there; `on_tokens` hears of progress."""
     folder.mkdir(parents=True, exist_ok=True)
-    total, part = 0, 0
-    while total < plan.num_tokens:
-        path = folder / f"part-{plan.seed:03d}-{part:05d}.parquet"
+    production = _Production(built, plan)
+    total = 0
+    for number in count():
+        if total >= plan.num_tokens:
+            return
+        path = folder / f"part-{plan.seed:03d}-{number:05d}.parquet"
         if not path.is_file():
-            write_dialogues(path, _part(built, plan, part))
+            write_dialogues(path, production.finish(number, wanted=plan.num_tokens - total))
         tokens = sum(len(dialogue.output_ids) for dialogue in read_dialogues([path]))
         total += tokens
-        part += 1
         on_tokens(tokens)
         yield path
 
@@ -97,38 +103,6 @@ def write_dialogues(path: Path, dialogues: list[Dialogue]) -> None:
     partial.replace(path)
 
 
-def _part(built: Built, plan: SelfGeneration, part: int) -> list[Dialogue]:
-    rng = np.random.default_rng((plan.seed, part))
-    stems = [str(stem) for stem in rng.choice(_STEMS, plan.part_size)]
-    questions = _questions(built, plan, stems, seeds=[int(seed) for seed in rng.integers(1 << 31, size=len(stems))])
-    stops = built.tokenizer.stop_ids
-    requests = [
-        GenerationRequest(f"answer-{i}", prompt, Limits(plan.max_answer, stops)) for i, prompt in enumerate(questions)
-    ]
-    answers = _run(built, requests)
-    return [Dialogue(prompt, as_ids(answers[f"answer-{i}"].output_ids)) for i, prompt in enumerate(questions)]
-
-
-def _questions(built: Built, plan: SelfGeneration, stems: list[str], *, seeds: list[int]) -> list[Ids]:
-    """Prompts whose user's turn the target wrote itself; turns that did not end in time are dropped."""
-    stops = built.tokenizer.stop_ids
-    requests = [
-        GenerationRequest(
-            request_id=f"question-{i}",
-            prompt_ids=opening(built, stem),
-            limits=Limits(plan.max_question, stops),
-            sampling=Sampling(plan.temperature, seed),
-        )
-        for i, (stem, seed) in enumerate(zip(stems, seeds, strict=True))
-    ]
-    written = _run(built, requests)
-    return [
-        built.tokenizer.render_chat([{"role": "user", "content": stem + written[f"question-{i}"].text}])
-        for i, stem in enumerate(stems)
-        if written[f"question-{i}"].finish_reason == "stop"
-    ]
-
-
 def opening(built: Built, stem: str) -> Ids:
     """The template up to the user's words, then `stem`: what the model continues as the user."""
     tokenizer = built.tokenizer
@@ -138,5 +112,90 @@ def opening(built: Built, stem: str) -> Ids:
     return tokenizer.encode_raw(text.split(_MARK)[0])
 
 
-def _run(built: Built, requests: list[GenerationRequest]) -> dict[str, Completion]:
-    return {completion.request_id: completion for completion in complete(built.scheduler, requests)}
+@dataclass
+class _Part:
+    """One part while it is written: questions by index, then dialogues; `num_open` of them are under way."""
+
+    questions: deque[GenerationRequest]
+    num_open: int
+    num_tokens: int = 0
+    dialogues: dict[int, Dialogue] = field(default_factory=dict)
+
+
+class _Production:
+    """Writes part after part. Answers of one part and questions of the next share the batch, so it never runs dry."""
+
+    def __init__(self, built: Built, plan: SelfGeneration) -> None:
+        self._built = built
+        self._plan = plan
+        self._parts: dict[int, _Part] = {}
+        self._answers: deque[GenerationRequest] = deque()
+        self._open: dict[str, Completion] = {}
+        self._prompts: dict[str, Ids] = {}
+
+    def finish(self, number: int, *, wanted: int) -> list[Dialogue]:
+        """Part `number`, whole. Works ahead on the next one while fewer than `wanted` tokens are under way."""
+        if number not in self._parts:
+            self._begin(number)
+        while self._parts[number].num_open:
+            self._fill(number, wanted)
+            self._built.scheduler.step()
+        part = self._parts.pop(number)
+        return [part.dialogues[index] for index in sorted(part.dialogues)]
+
+    def _begin(self, number: int) -> None:
+        plan, stops = self._plan, self._built.tokenizer.stop_ids
+        rng = np.random.default_rng((plan.seed, number))
+        stems = [str(stem) for stem in rng.choice(_STEMS, plan.part_size)]
+        seeds = [int(seed) for seed in rng.integers(1 << 31, size=len(stems))]
+        questions = deque(
+            GenerationRequest(
+                request_id=f"{number}/{index}/{stem}",
+                prompt_ids=opening(self._built, stem),
+                limits=Limits(plan.max_question, stops),
+                sampling=Sampling(plan.temperature, seed),
+            )
+            for index, (stem, seed) in enumerate(zip(stems, seeds, strict=True))
+        )
+        self._parts[number] = _Part(questions, len(questions))
+
+    def _fill(self, number: int, wanted: int) -> None:
+        while len(self._open) < self._built.limits.max_sessions + _AHEAD:
+            request = self._next_request(number, wanted)
+            if request is None:
+                return
+            self._open[request.request_id] = Completion(request.request_id)
+            self._built.scheduler.submit(request, self._take)
+
+    def _next_request(self, number: int, wanted: int) -> GenerationRequest | None:
+        if self._answers:
+            return self._answers.popleft()
+        newest = max(self._parts)
+        is_ahead = newest > number
+        if not self._parts[newest].questions and not is_ahead and self._parts[newest].num_tokens < wanted:
+            newest += 1
+            self._begin(newest)
+        return self._parts[newest].questions.popleft() if self._parts[newest].questions else None
+
+    def _take(self, chunk: Chunk) -> None:
+        completion = self._open[chunk.request_id]
+        completion.add(chunk)
+        number, index, stem = chunk.request_id.split("/", 2)
+        part, is_answer = self._parts[int(number)], chunk.request_id in self._prompts
+        part.num_tokens += len(chunk.ids) if is_answer else 0
+        if chunk.finish_reason is None:
+            return
+        del self._open[chunk.request_id]
+        if is_answer:
+            prompt = self._prompts.pop(chunk.request_id)
+            part.dialogues[int(index)] = Dialogue(prompt, as_ids(completion.output_ids))
+        elif completion.finish_reason == "stop":  # a turn that did not end in time is dropped
+            self._ask(f"{number}/{index}/", stem + completion.text)
+            return
+        part.num_open -= 1
+
+    def _ask(self, request_id: str, question: str) -> None:
+        prompt = self._built.tokenizer.render_chat([{"role": "user", "content": question}])
+        self._prompts[request_id] = prompt
+        limits = Limits(self._plan.max_answer, self._built.tokenizer.stop_ids)
+        self._answers.append(GenerationRequest(request_id, prompt, limits))
