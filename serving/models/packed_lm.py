@@ -1,13 +1,13 @@
 """A causal LM with its own KV store, scored in packed batches: target, slim verifier and draft model alike."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from serving.models.kv_store import KVStore, Row
-from serving.models.packed import Decoder, Segment, pack
+from serving.models.packed import LayeredDecoder, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
 from serving.types import Ids, ScoreTable
@@ -28,11 +28,15 @@ class HeadOptions:
 class PackedLM:
     """Implements ScoringModel. A call carries whole sequences; only what the KV store lacks is computed."""
 
-    def __init__(self, decoder: Decoder, store: KVStore, *, head: HeadOptions, prefill_chunk: int) -> None:
+    def __init__(self, decoder: LayeredDecoder, store: KVStore, *, head: HeadOptions, prefill_chunk: int) -> None:
         self._decoder = decoder
         self._store = store
         self._head = head
         self._prefill_chunk = prefill_chunk
+
+    @property
+    def decoder(self) -> LayeredDecoder:
+        return self._decoder
 
     @property
     def store(self) -> KVStore:
@@ -41,6 +45,11 @@ class PackedLM:
     @property
     def max_length(self) -> int:
         return self._store.capacity
+
+    def with_decoder(self, decoder: LayeredDecoder, store: KVStore, *, with_logsumexp: bool) -> "PackedLM":
+        """The same vocabulary and chunks over another decoder and its store."""
+        head = replace(self._head, with_logsumexp=with_logsumexp)
+        return PackedLM(decoder, store, head=head, prefill_chunk=self._prefill_chunk)
 
     def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
         return self._store.open(session_id, ids, salt=salt)
