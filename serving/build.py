@@ -8,12 +8,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.config import Eagle3Drafter, EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
+from serving.config import (
+    Eagle3Drafter,
+    EngineConfig,
+    ModelDrafter,
+    NoDrafter,
+    Profile,
+    SuffixDrafter,
+    ViaVerifier,
+)
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts, Guard
 from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.warming import warm_up
 from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
@@ -21,13 +30,14 @@ from serving.errors import ConfigError
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
-from serving.protocols import Drafter, ScoreRequest, ScoringModel
+from serving.protocols import Drafter, RemoteModel, ScoreRequest, ScoringModel, Verifier
 from serving.rules.strict import StrictRule
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
 
 if TYPE_CHECKING:  # torch is imported only where a model is loaded
     from serving.models.eagle3_lm import FeatureSource
+    from serving.models.packed_lm import PackedLM
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
@@ -48,8 +58,19 @@ class Built:
         return Engine(self.scheduler, self.limits)
 
 
-def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
-    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here."""
+@dataclass(frozen=True)
+class RemoteRoles:
+    """Roles of a profile that are elsewhere; those that are None are made here."""
+
+    drafter: Drafter | None = None
+    slim: RemoteModel | None = None
+
+
+LOCAL = RemoteRoles()
+
+
+def build(profile: Profile, *, remote: RemoteRoles = LOCAL) -> Built:
+    """The target side of `profile`, warmed up."""
     from serving.models.loading import LoadOptions, load_packed_lm
 
     tokenizer = ChatTokenizer.load(profile.target.model)
@@ -70,11 +91,11 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     limits = scheduler_limits(profile)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
-        verifier=FullVerifier(target, StrictRule()),
-        drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer, features=target),
+        verifier=_verifier(profile, target, remote.slim),
+        drafter=remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target),
         decode=tokenizer.decode,
         limits=limits,
-        grouping=Grouping(shares_cores=drafter is None),
+        grouping=Grouping(shares_cores=remote.drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
     )
     return Built(profile, scheduler, limits, tokenizer)
@@ -127,19 +148,20 @@ def feature_layers(profile: Profile) -> tuple[int, ...]:
     return head.layers_of(target.num_hidden_layers)
 
 
+def _verifier(profile: Profile, target: "PackedLM", remote_slim: RemoteModel | None) -> Verifier:
+    rule = StrictRule()
+    if not isinstance(profile.verifier, ViaVerifier):
+        return FullVerifier(target, rule)
+    from serving.build_via import build_via
+
+    return build_via(profile, profile.verifier, full=target, rule=rule, slim=remote_slim)
+
+
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
     """The limits that `profile` sets."""
     engine: EngineConfig = profile.engine
-    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft)
-
-
-def warm_up(model: ScoringModel, *, num_rows: int = 5) -> None:
-    """Run the shapes that decoding will use once, so that the first request does not pay for them."""
-    ids = as_ids([1] * (num_rows + 1))
-    model.open("warm-up", ids)
-    for rows in (1, num_rows):
-        model.score([ScoreRequest("warm-up", ids, num_rows=rows)])
-    model.close("warm-up")
+    greedy_only = "verifier 'via'" if isinstance(profile.verifier, ViaVerifier) else None
+    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, greedy_only)
 
 
 def _guard(target: ScoringModel, profile: Profile) -> Guard:

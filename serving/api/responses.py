@@ -41,6 +41,17 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
+class SlimVerification(BaseModel):
+    """What a slim verifier decided of one choice; `audit_regret` is in nats. Only where there is one."""
+
+    accepted: int
+    regenerated: int
+    passes: int
+    audited: int
+    audit_regret: float
+    unseen: int
+
+
 class SpeculationReceipt(BaseModel):
     """What speculation did for one choice; counts are tokens, rounds and target passes."""
 
@@ -48,6 +59,7 @@ class SpeculationReceipt(BaseModel):
     drafted: int
     accepted: int
     emitted: int
+    replaced: int
     target_passes: int
     drafts_empty: int
     cached_tokens: int
@@ -56,10 +68,12 @@ class SpeculationReceipt(BaseModel):
     lossless: bool
     reason: str
     acceptance_rate: float
+    slim: SlimVerification | None = None
 
     @classmethod
     def of(cls, receipt: Receipt) -> "SpeculationReceipt":
-        return cls(**asdict(receipt), acceptance_rate=receipt.acceptance_rate)
+        fields = {name: value for name, value in asdict(receipt).items() if value is not None}
+        return cls(**fields, acceptance_rate=receipt.acceptance_rate)
 
 
 class TopLogprob(BaseModel):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from serving.decode.text import TextStream
+from serving.decode.tiers import TierCounts, count_tiers, with_tiers
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
 from serving.types import Chunk, FinishReason, Ledger, Receipt, ScoreTable, TokenLogprob, Verified
@@ -10,10 +11,16 @@ from serving.types import Chunk, FinishReason, Ledger, Receipt, ScoreTable, Toke
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A committed round: what to stream, and how many draft tokens were kept."""
+    """A committed round: what to stream, how many draft tokens were kept, and by which tiers."""
 
     chunk: Chunk
     num_accepted: int
+    tiers: TierCounts
+
+    @property
+    def num_gained(self) -> int:
+        """Tokens beyond the one that plain decoding would have emitted."""
+        return len(self.chunk.ids) - 1
 
 
 def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded: bool) -> Settled:
@@ -21,7 +28,9 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
     session, draft = proposal.session, proposal.draft
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
     session.commit(clipped.ids, verified.verdict, round_number=session.round)
-    session.receipt = updated(session.receipt, num_drafted=len(draft), clipped=clipped, degraded=degraded)
+    tiers = count_tiers(verified, clipped, num_drafted=len(draft))
+    receipt = updated(session.receipt, num_drafted=len(draft), clipped=clipped, degraded=degraded)
+    session.receipt = with_tiers(receipt, tiers, num_emitted=len(clipped.ids))
     session.finish_reason = clipped.finish_reason
     chunk = Chunk(
         request_id=session.request_id,
@@ -32,7 +41,7 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
         finish_reason=session.finish_reason,
         logprobs=_logprobs(verified.full, clipped),
     )
-    return Settled(chunk, clipped.num_accepted)
+    return Settled(chunk, clipped.num_accepted, tiers)
 
 
 def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob, ...] | None:
@@ -53,7 +62,6 @@ def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: b
         drafted=receipt.drafted + num_drafted,
         accepted=receipt.accepted + clipped.num_accepted,
         emitted=receipt.emitted + len(clipped.ids),
-        target_passes=receipt.target_passes + 1,
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
         degraded=receipt.degraded or degraded,
     )

@@ -57,12 +57,16 @@ class _Drafted:
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K."""
+    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K.
+
+    `greedy_only` names what of the profile has no meaning for sampled requests, if anything.
+    """
 
     max_sessions: int
     max_length: int
     max_queued: int
     max_draft: int
+    greedy_only: str | None = None
 
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError, naming the field, for a request that can never be served."""
@@ -71,6 +75,12 @@ class SchedulerLimits:
             raise RequestError("prompt", "must hold at least one token")
         if max_tokens < 1:
             raise RequestError("max_tokens", f"must be at least 1, got {max_tokens}")
+        if self.greedy_only is not None and not request.sampling.is_greedy:
+            raise RequestError(
+                "temperature",
+                f"must be 0 with {self.greedy_only}, which compares tokens with the likeliest one, "
+                f"got {request.sampling.temperature:g}",
+            )
         if prompt_len + max_tokens > self.max_length:
             raise RequestError(
                 "max_tokens",
@@ -118,7 +128,7 @@ class Scheduler:
 
     @property
     def degraded(self) -> bool:
-        return self._drafter.degraded
+        return self._drafter.degraded or self._verifier.degraded
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request that `limits.check` has passed."""
@@ -192,14 +202,16 @@ class Scheduler:
                 continue
             run.is_prefilled = True
             session_id, num_drafted = run.session.request_id, len(proposal.draft)
-            done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
+            done = settle(proposal, result, run.text, degraded=self.degraded)
+            self.stats.count_tiers(done.tiers)
             self.stats.count_draft(
                 num_drafted=num_drafted, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids)
             )
             settled.append((run, done))
             if session_id in drafted.drafts:
                 outcomes.append(Outcome(session_id, proposal.draft, done.num_accepted))
-                self._policy.observe(session_id, len(batch), num_drafted=num_drafted, num_accepted=done.num_accepted)
+                gained = min(done.num_accepted, done.num_gained)  # a tier without a bonus token gives one less
+                self._policy.observe(session_id, len(batch), num_drafted=num_drafted, num_accepted=gained)
         if outcomes:
             self._drafter.observe(outcomes)
         return settled

@@ -82,12 +82,12 @@ class TargetReplica:
         self, profile: Profile, drafter: DeploymentHandle[Any] | None = None, *, stall_limit_s: float = 30.0
     ) -> None:
         join_serve_log()
-        from serving.build import build  # torch: not for the processes that only wire deployments
+        from serving.build import RemoteRoles, build  # torch: not for the processes that only wire deployments
 
         self._stall_limit_s = stall_limit_s
         self._interval = profile.engine.stream_interval
         self._lease = None if drafter is None else DrafterLease(profile, drafter)
-        built = build(profile, drafter=None if self._lease is None else self._lease.drafter)
+        built = build(profile, remote=RemoteRoles(drafter=None if self._lease is None else self._lease.drafter))
         self._engine = built.engine()
         self._engine.start()
         self._queue_limit = profile.engine.max_queued

@@ -35,8 +35,8 @@ class LayerMask(BaseModel):
         return tuple(index for index in range(self.num_layers) if index not in self.kept)
 
 
-def read_mask(name_or_path: str, *, model: str) -> LayerMask:
-    """A shipped mask by name, or a JSON file, for `model`. Raises ConfigError naming what is wrong."""
+def read_mask(name_or_path: str, *, model: str, num_layers: int) -> LayerMask:
+    """A shipped mask by name, or a JSON file, for `model` with so many layers. Raises ConfigError in one line."""
     path = ASSETS_DIR / f"{name_or_path}.json"
     if not path.is_file():
         path = Path(name_or_path).expanduser()
@@ -50,16 +50,9 @@ def read_mask(name_or_path: str, *, model: str) -> LayerMask:
         raise ConfigError(f"verifier.mask {path}: {one_line(error)}") from None
     except ValueError as error:
         raise ConfigError(f"verifier.mask {path}: is no JSON: {error}") from None
-    if mask.model != model:
+    if (mask.model, mask.num_layers) != (model, num_layers):
         raise ConfigError(
-            f"verifier.mask {path}: was searched for {mask.model!r}, the target is {model!r}; search again"
+            f"verifier.mask {path}: was searched for {mask.model!r} with {mask.num_layers} layers, "
+            f"the target is {model!r} with {num_layers}; search again"
         )
     return mask
-
-
-def check_depth(mask: LayerMask, num_layers: int) -> None:
-    """Raise ConfigError unless `mask` was made for a model of `num_layers` layers."""
-    if mask.num_layers != num_layers:
-        raise ConfigError(
-            f"verifier.mask: is for {mask.num_layers} layers, but {mask.model!r} has {num_layers}; search again"
-        )

@@ -10,6 +10,8 @@ from serving.types import Verified
 class FullVerifier:
     """Lossless exactly when its rule is."""
 
+    degraded = False
+
     def __init__(self, model: ScoringModel, rule: AcceptanceRule) -> None:
         self._model = model
         self._rule = rule

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from serving.errors import ConfigError, ModelError
 from serving.models.hf_decoder import HFDecoder
-from serving.models.layer_mask import check_depth, read_mask
+from serving.models.layer_mask import read_mask
 from serving.models.loading import LoadOptions, load_packed_lm, plan_memory, read_config
 from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder, supports
@@ -156,6 +156,7 @@ def test_rows_seeded_from_the_full_model_are_its_own_at_the_kept_layers() -> Non
         ({"model": "m", "num_layers": 3, "kept": [0, 3]}, r"within 0\.\.2"),
         ({"model": "m", "num_layers": 3, "kept": [2, 0]}, "ascending"),
         ({"model": "other", "num_layers": 3, "kept": [0, 2]}, "searched for 'other'"),
+        ({"model": "m", "num_layers": 4, "kept": [0, 2]}, "with 4 layers"),
         ("nonsense", "no JSON"),
     ],
 )
@@ -163,13 +164,4 @@ def test_a_bad_mask_is_refused_by_name(tmp_path: Path, content: object, complain
     path = tmp_path / "mask.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ConfigError, match=complaint):
-        read_mask(str(path), model="m")
-
-
-def test_a_mask_of_another_depth_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mask.json"
-    path.write_text(json.dumps({"model": "m", "num_layers": 3, "kept": [0, 2]}))
-    mask = read_mask(str(path), model="m")
-    assert mask.skipped == (1,)
-    with pytest.raises(ConfigError, match="has 4"):
-        check_depth(mask, 4)
+        read_mask(str(path), model="m", num_layers=3)
