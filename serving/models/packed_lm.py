@@ -89,28 +89,31 @@ class PackedLM:
         row = self._store.row(session_id)
         return self._store.features[row.index, start : row.shared_prefix(ids)]
 
-    def all_logits(self, ids: Ids) -> Tensor:
-        """float32 [n, V]: the logits after every position of one text, in one pass; for training and audits."""
-        _, hidden = self._read(ids)
+    def all_logits(self, ids: Ids, *, first: int = 0) -> Tensor:
+        """float32 [n - first, V]: the logits after every position of one text from `first` on, in one pass.
+
+        For training, searches and audits.
+        """
+        _, hidden = self._read(ids, first=first)
         with torch.inference_mode():
             return self._decoder.logits(hidden)[:, : self._head.vocab_size]
 
     def all_features(self, ids: Ids) -> Tensor:
         """[n, F]: the features of every position of one text, in one pass; for training."""
-        row, _ = self._read(ids)
+        row, _ = self._read(ids, first=0)
         return self._store.features[row.index, : len(ids)]
 
-    def _read(self, ids: Ids) -> tuple[Row, Tensor]:
-        """One pass over a whole text; returns the row that holds it, which is free again, and hidden [n, H]."""
+    def _read(self, ids: Ids, *, first: int) -> tuple[Row, Tensor]:
+        """One pass over a text; returns the row that holds it, free again, and the hidden [n - first, H] from there."""
         session_id = "whole text"
-        self._store.open(session_id, ids[:0])
+        start = min(first, self._store.open(session_id, ids))
         row = self._store.row(session_id)
-        segments = [Segment(row, ids, 0, len(ids))]
+        segments = [Segment(row, ids, start, len(ids))]
         with torch.inference_mode():
             hidden = self._decoder.forward(pack(segments, device=self._store.device), self._store)
         self._remember(segments)
         self.close(session_id)
-        return row, hidden
+        return row, hidden[first - start :]
 
     def _plan(self, requests: Sequence[ScoreRequest]) -> list[Segment | None]:
         """What each request computes in this pass: all it lacks, or a chunk of a long prompt, or nothing yet."""

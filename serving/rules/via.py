@@ -72,7 +72,8 @@ def behind(num_kept: int, rest: Verdict) -> Verdict:
 
 
 def _slim(count: int) -> tuple[Tier, ...]:
-    return ("slim",) * count
+    tiers: list[Tier] = ["slim"] * count
+    return tuple(tiers)
 
 
 def _keep(slim: ScoreTable, gates: ViaGates) -> npt.NDArray[np.bool_]:
