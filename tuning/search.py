@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ray import tune
 from ray.tune.experiment import Trial
@@ -92,10 +92,10 @@ class _Asking(Searcher):
         self._on_mask = on_mask
         self._running: dict[str, Mask] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, list[int]] | str:
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
         mask = self._search.ask()
         if mask is None:
-            return Searcher.FINISHED
+            return cast("dict[str, Any]", Searcher.FINISHED)  # a string that means the end
         self._running[trial_id] = mask
         return {"skipped": list(mask)}
 

@@ -54,7 +54,7 @@ class LoadOptions:
 
 def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     """Plan, load `model`, reserve its KV rows. Raises ModelError, ConfigError or MemoryPlanError, each one clear."""
-    config, dtype = read_config(model), torchtorch_dtype(options.dtype)
+    config, dtype = read_config(model), torch_dtype(options.dtype)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and options.max_length > limit:
         raise ConfigError(
@@ -101,7 +101,7 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     """What the model of `config` will take, from its shapes alone: nothing is loaded for it."""
     from transformers import AutoModelForCausalLM
 
-    dtype = torchtorch_dtype(options.dtype)
+    dtype = torch_dtype(options.dtype)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     if options.kept is not None:
