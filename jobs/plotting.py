@@ -58,6 +58,20 @@ def step_charts(charts: Mapping[str, Mapping[str, Sequence[float]]], path: Path,
     _write(figure, path)
 
 
+def scatter_chart(points: Mapping[str, tuple[float, float]], path: Path, *, x_label: str, y_label: str) -> None:
+    """Named points."""
+    figure = _figure(5.6, 3.8)
+    axes = figure.subplots()
+    for name, (x, y) in points.items():
+        axes.scatter([x], [y], color=_COLOUR)
+        axes.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.margins(x=0.18, y=0.18)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
 def _figure(width: float, height: float) -> Figure:
     """Inches, with a canvas that needs no screen."""
     figure = Figure(figsize=(width, height), layout="constrained")

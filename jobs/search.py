@@ -1,12 +1,15 @@
-"""Search the settings of a method: `search via` finds the layers that a slim verifier can do without."""
+"""Search the settings of a method.
+
+`search via` finds the layers that a slim verifier can do without, `search via-theta` what its thresholds cost and give.
+"""
 
 import importlib
 from collections.abc import Sequence
 
 from serving.errors import ConfigError
 
-SUMMARY = "search a method's settings offline: via (which layers the slim verifier skips)"
-METHODS = {"via": "jobs.search_via"}
+SUMMARY = "search a method's settings offline: via (which layers the slim verifier skips), via-theta (its thresholds)"
+METHODS = {"via": "jobs.search_via", "via-theta": "jobs.search_via_theta"}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,22 +1,35 @@
-"""How well a target without some layers stands for the whole one: many masks, in place, against cached rows.
+"""How well a target without some layers stands for the whole one: many masks, in place, against cached rows; and what
+its outputs and its passes cost.
 
 The target is loaded once. Its own rows for every scored position are computed once and kept: n rows of V float32.
 """
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from serving.build import build_drafter
+from serving.config import Profile, ViaVerifier
 from serving.models.kv_store import KVShape, KVStore
+from serving.models.layer_mask import read_mask
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.packed_lm import PackedLM
+from serving.models.slim import slim_in_place
 from serving.models.tokenizer import ChatTokenizer
+from serving.protocols import DraftRequest, ScoreRequest
 from serving.types import Floats
 from tuning.dimr import Agreement, compare, mean
 from tuning.masks import Mask
 from tuning.selfgen import Dialogue
+from tuning.via_cost import PassTimes
 
 _PREFILL = 4096
+_CONTEXT = 128
+_TIMINGS = 15
 
 
 def excerpts(dialogues: Sequence[Dialogue], *, num_rows: int, max_output: int = 48) -> list[Dialogue]:
@@ -93,3 +106,69 @@ def _log_probs(model: PackedLM, dialogue: Dialogue) -> Floats:
     logits = model.all_logits(dialogue.ids[:-1], first=len(dialogue.prompt_ids) - 1)
     rows: Floats = torch.log_softmax(logits, dim=-1).numpy()
     return rows
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Of an output's tokens under the target, means: nats below its best token, share of its own, log probability."""
+
+    regret: float
+    top1: float
+    logprob: float
+    num_tokens: int
+
+    @classmethod
+    def mean(cls, parts: "Sequence[Fidelity]") -> "Fidelity":
+        """Over all tokens of `parts`."""
+        count = sum(part.num_tokens for part in parts)
+        weights = [part.num_tokens / max(1, count) for part in parts]
+        return cls(
+            regret=sum(weight * part.regret for weight, part in zip(weights, parts, strict=True)),
+            top1=sum(weight * part.top1 for weight, part in zip(weights, parts, strict=True)),
+            logprob=sum(weight * part.logprob for weight, part in zip(weights, parts, strict=True)),
+            num_tokens=count,
+        )
+
+
+def fidelity(target: PackedLM, dialogue: Dialogue) -> Fidelity:
+    """One pass over prompt and output."""
+    rows = _log_probs(target, dialogue)
+    picked = rows[np.arange(len(rows)), dialogue.output_ids]
+    top1 = rows.argmax(axis=1) == dialogue.output_ids
+    regret = rows.max(axis=1) - picked
+    return Fidelity(float(regret.mean()), float(top1.mean()), float(picked.mean()), len(rows))
+
+
+def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
+    """Medians on this machine behind a text of 128 tokens, in turns: passes of `rows` rows, and a drafted token."""
+    assert isinstance(profile.verifier, ViaVerifier)
+    target = load_target(profile.target.model, dtype=profile.target.dtype, max_length=profile.engine.max_length)
+    mask = read_mask(profile.verifier.mask, model=profile.target.model, num_layers=len(target.store.shapes))
+    slim, drafter = slim_in_place(target, mask.kept), build_drafter(profile, features=target)
+    ids = np.random.default_rng(0).integers(100, 1000, _CONTEXT + max(rows)).astype(np.int32)
+    drafting = DraftRequest("measure", ids[:_CONTEXT], _CONTEXT // 2, profile.max_draft)
+    works: dict[tuple[str, int], Callable[[], object]] = {("draft", 0): lambda: drafter.start([drafting]).result()}
+    for name, model in (("full", target), ("slim", slim)):
+        model.open("measure", ids)
+        for count in rows:
+            works[name, count] = _pass(model, ScoreRequest("measure", ids[: _CONTEXT + count], count))
+    found: dict[tuple[str, int], list[float]] = {key: [] for key in works}
+    for _ in range(_TIMINGS):
+        for key, work in works.items():
+            found[key].append(_seconds(work))
+    times = {key: statistics.median(seconds[2:]) for key, seconds in found.items()}  # the first ones read the text
+    return PassTimes(
+        {count: times["full", count] for count in rows},
+        {count: times["slim", count] for count in rows},
+        times["draft", 0] / max(1, profile.max_draft),
+    )
+
+
+def _pass(model: PackedLM, request: ScoreRequest) -> Callable[[], object]:
+    return lambda: model.score([request])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
