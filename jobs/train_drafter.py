@@ -14,10 +14,11 @@ import torch
 from tqdm import tqdm
 
 from serving.build import Built, build
+from serving.compiling import cache_root
 from serving.config import EngineConfig, ModelConfig, ModelDrafter, Profile
 from serving.decode.offline import complete
 from serving.errors import ConfigError
-from serving.models.embedded import EMBEDDED_MODEL, cache_root
+from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.packed import Network
 from serving.types import GenerationRequest, Limits
