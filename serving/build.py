@@ -7,15 +7,21 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from serving.config import EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
+from serving.config import EngineConfig, HybridDrafter, ModelDrafter, NoDrafter, Profile, RuleChooser, SuffixDrafter
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
-from serving.decode.guard import FixedDrafts, Guard
+from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
 from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.source_guard import SourceGuard
+from serving.drafters.chooser import Chooser, YieldChooser
+from serving.drafters.chooser import RuleChooser as RuleChooserRole
+from serving.drafters.hybrid import HybridDrafter as HybridDrafterRole
 from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
+from serving.drafters.token_kinds import TokenKinds, token_kinds
+from serving.drafters.yield_predictor import YieldPredictor
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
@@ -80,18 +86,23 @@ def build_drafter(profile: Profile, *, tokenizer: ChatTokenizer | None = None) -
         case NoDrafter():
             return PlainDrafter()
         case SuffixDrafter() as config:
-            return SuffixDrafterRole(
-                SuffixCache(
-                    max_depth=config.max_depth,
-                    max_draft=config.max_draft,
-                    factor=config.factor,
-                    offset=config.offset,
-                    min_prob=config.min_prob,
-                    max_tokens=config.max_tokens,
-                )
-            )
+            return SuffixDrafterRole(suffix_cache(config))
         case ModelDrafter() as config:
             return _model_drafter(profile, config, tokenizer or ChatTokenizer.load(profile.target.model))
+        case HybridDrafter() as config:
+            return _hybrid_drafter(profile, config, tokenizer or ChatTokenizer.load(profile.target.model))
+
+
+def suffix_cache(config: SuffixDrafter) -> SuffixCache:
+    """An empty suffix cache."""
+    return SuffixCache(
+        max_depth=config.max_depth,
+        max_draft=config.max_draft,
+        factor=config.factor,
+        offset=config.offset,
+        min_prob=config.min_prob,
+        max_tokens=config.max_tokens,
+    )
 
 
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
@@ -109,7 +120,7 @@ def warm_up(model: ScoringModel, *, num_rows: int = 5) -> None:
     model.close("warm-up")
 
 
-def _guard(target: ScoringModel, profile: Profile) -> Guard:
+def _guard(target: ScoringModel, profile: Profile) -> DraftPolicy:
     """Costs by passes over one sequence: what a row costs hardly depends on whose it is."""
     most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
     counts = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= max(2, most)]
@@ -117,8 +128,15 @@ def _guard(target: ScoringModel, profile: Profile) -> Guard:
     for _ in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
         for rows in counts:
             seconds[rows].append(_pass_s(target, rows))
-    costs = CostModel({rows: statistics.median(found) for rows, found in seconds.items()})
-    return Guard(costs, max_draft=profile.max_draft)
+    costs = {rows: statistics.median(found) for rows, found in seconds.items()}
+    match profile.drafter:
+        case HybridDrafter(cache=cache, model=model):
+            return SourceGuard(
+                cache=Guard(CostModel(costs), max_draft=cache.max_draft),
+                model=Guard(CostModel(costs), max_draft=model.max_draft),
+            )
+        case _:
+            return Guard(CostModel(costs), max_draft=profile.max_draft)
 
 
 def _pass_s(model: ScoringModel, rows: int) -> float:
@@ -130,6 +148,29 @@ def _pass_s(model: ScoringModel, rows: int) -> float:
     seconds = time.perf_counter() - started
     model.close("measure")
     return seconds
+
+
+def _hybrid_drafter(profile: Profile, config: HybridDrafter, tokenizer: ChatTokenizer) -> Drafter:
+    chooser = _chooser(config, tokenizer)  # first: its artefact may be missing, and models take long to load
+    return HybridDrafterRole(
+        SuffixDrafterRole(suffix_cache(config.cache)),
+        _model_drafter(profile, config.model, tokenizer),
+        chooser,
+        model_max_draft=config.model.max_draft,
+    )
+
+
+def _chooser(config: HybridDrafter, tokenizer: ChatTokenizer) -> Chooser:
+    match config.chooser:
+        case RuleChooser(least_score=least_score):
+            return RuleChooserRole(config.model.max_draft if least_score is None else least_score)
+        case chosen:
+            return YieldChooser(YieldPredictor.load(chosen.predictor), kinds_of(tokenizer), chosen.tau)
+
+
+def kinds_of(tokenizer: ChatTokenizer) -> TokenKinds:
+    """The kinds of every token of `tokenizer`."""
+    return token_kinds(tokenizer.token_text(token) for token in range(tokenizer.vocab_size))
 
 
 def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:
