@@ -1,10 +1,10 @@
 """Profiles: the unit that is tuned, certified and served. Frozen, every number bounded, unknown keys refused."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from serving.errors import ConfigError
 
@@ -66,6 +66,45 @@ class Eagle3Drafter(_ChainDrafter):
     model: str = "smollm2-135m-eagle3"
 
 
+# Drafters that cost passes of a model: what a hybrid may fall back on.
+ModelArm: TypeAlias = Annotated[ModelDrafter | Eagle3Drafter, Field(discriminator="kind")]
+
+
+class YieldChooser(_Frozen):
+    """The cache's draft where its predicted yield exceeds `tau` tokens; .inf is model-only, -.inf cache-only."""
+
+    kind: Literal["yield"] = "yield"
+    predictor: str = Field(default="smollm2-135m-yield", description="shipped name, or folder made by train-yield")
+    tau: float = Field(default=6.0, allow_inf_nan=True)
+
+    @field_validator("tau")
+    @classmethod
+    def _is_a_number(cls, tau: float) -> float:
+        if tau != tau:
+            raise ValueError("must be a number, .inf or -.inf")
+        return tau
+
+
+class RuleChooser(_Frozen):
+    """The cache's draft where the sum of its path probabilities reaches `least_score`; None: the model's max_draft."""
+
+    kind: Literal["rule"] = "rule"
+    least_score: float | None = Field(default=None, ge=0.0, le=64.0)
+
+
+class HybridDrafter(_Frozen):
+    """Cache or model, chosen for each draft (HVD)."""
+
+    kind: Literal["hybrid"] = "hybrid"
+    cache: SuffixDrafter = SuffixDrafter()
+    model: ModelArm = ModelDrafter()
+    chooser: Annotated[YieldChooser | RuleChooser, Field(discriminator="kind")] = YieldChooser()
+
+    @property
+    def max_draft(self) -> int:
+        return max(self.cache.max_draft, self.model.max_draft)
+
+
 class StrictRule(_Frozen):
     """Accept a draft token iff it is the token the target itself emits: lossless."""
 
@@ -90,7 +129,9 @@ class EngineConfig(_Frozen):
     guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 
 
-DrafterConfig = Annotated[NoDrafter | SuffixDrafter | ModelDrafter | Eagle3Drafter, Field(discriminator="kind")]
+DrafterConfig = Annotated[
+    NoDrafter | SuffixDrafter | ModelDrafter | Eagle3Drafter | HybridDrafter, Field(discriminator="kind")
+]
 
 
 class Profile(_Frozen):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.session import Session
-from serving.types import GREEDY, Draft, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
+from serving.types import GREEDY, Draft, DraftLimits, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,10 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Propose at most `max_draft` tokens after `ids` (prompt + output so far)."""
+    """Propose at most `max_draft` tokens after `ids` (prompt + output so far).
+
+    A drafter with several sources heeds `max_by_source` as well; one that has a single source need not look at it.
+    """
 
     session_id: str
     ids: Ids
@@ -48,6 +51,17 @@ class DraftRequest:
     max_draft: int
     salt: str = ""
     sampling: Sampling = GREEDY
+    max_by_source: DraftLimits | None = None
+
+    @property
+    def cache_limit(self) -> int:
+        """The most tokens that a look-up may draft."""
+        return self.max_draft if self.max_by_source is None else min(self.max_draft, self.max_by_source.cache)
+
+    @property
+    def model_limit(self) -> int:
+        """The most tokens that a model may draft."""
+        return self.max_draft if self.max_by_source is None else min(self.max_draft, self.max_by_source.model)
 
 
 @dataclass(frozen=True, slots=True)

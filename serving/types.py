@@ -4,7 +4,7 @@ K drafted tokens, S = K + 1 scored rows. Row i is conditioned on the committed t
 its argmax (or pre-drawn sample) is what the target itself would emit there. Ids are int32, logits float32 in nats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -50,6 +50,19 @@ class Draft:
 
 
 EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """The most tokens to draft in a round, by what drafting costs: a look-up next to nothing, a model its passes."""
+
+    cache: int
+    model: int
+
+    @property
+    def most(self) -> int:
+        """Of any source; 0 asks nobody."""
+        return max(self.cache, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +245,7 @@ class Receipt:
     """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
 
     accepted excludes the recovered and the bonus token of each round; emitted counts every new token; cached_tokens
-    are prompt tokens whose KV was there already.
+    are prompt tokens whose KV was there already; choices counts the drafts of each source.
     """
 
     rounds: int = 0
@@ -243,6 +256,7 @@ class Receipt:
     drafts_empty: int = 0
     cached_tokens: int = 0
     resumed: int = 0
+    choices: Mapping[DraftSource, int] = field(default_factory=dict)
     degraded: bool = False
     lossless: bool = True
     reason: str = "strict rule, full tier: every token is the target's own"

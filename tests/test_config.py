@@ -9,7 +9,7 @@ from serving.errors import ConfigError
 
 
 def test_shipped_profiles_load_under_their_names() -> None:
-    assert profile_names() == ["plain", "strict", "suffix"]
+    assert profile_names() == ["eagle3", "plain", "strict", "suffix"]
     for name in profile_names():
         assert load_profile(name).name == name
 

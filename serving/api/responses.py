@@ -52,6 +52,7 @@ class SpeculationReceipt(BaseModel):
     drafts_empty: int
     cached_tokens: int
     resumed: int
+    choices: dict[str, int]
     degraded: bool
     lossless: bool
     reason: str

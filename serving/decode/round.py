@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from serving.decode.text import TextStream
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
-from serving.types import Chunk, FinishReason, Ledger, Receipt, ScoreTable, TokenLogprob, Verified
+from serving.types import Chunk, Draft, FinishReason, Ledger, Receipt, ScoreTable, TokenLogprob, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
     session, draft = proposal.session, proposal.draft
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
     session.commit(clipped.ids, verified.verdict, round_number=session.round)
-    session.receipt = updated(session.receipt, num_drafted=len(draft), clipped=clipped, degraded=degraded)
+    session.receipt = updated(session.receipt, draft, clipped=clipped, degraded=degraded)
     session.finish_reason = clipped.finish_reason
     chunk = Chunk(
         request_id=session.request_id,
@@ -45,8 +45,11 @@ def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob,
     )
 
 
-def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: bool) -> Receipt:
+def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool) -> Receipt:
     """`receipt` after one more round. The bonus and the recovered token count as emitted, never as accepted."""
+    num_drafted, choices = len(draft), receipt.choices
+    if num_drafted:
+        choices = {**choices, draft.source: choices.get(draft.source, 0) + 1}
     return replace(
         receipt,
         rounds=receipt.rounds + 1,
@@ -55,6 +58,7 @@ def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: b
         emitted=receipt.emitted + len(clipped.ids),
         target_passes=receipt.target_passes + 1,
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
+        choices=choices,
         degraded=receipt.degraded or degraded,
     )
 

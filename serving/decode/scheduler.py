@@ -17,7 +17,7 @@ from serving.decode.timing import RequestLog
 from serving.errors import RequestError
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
 from serving.session import Session
-from serving.types import EMPTY_DRAFT, Chunk, Draft, FinishReason, GenerationRequest, Receipt, Verified
+from serving.types import EMPTY_DRAFT, Chunk, Draft, DraftLimits, FinishReason, GenerationRequest, Receipt, Verified
 
 Sink = Callable[[Chunk], None]
 Decode = Callable[[Sequence[int]], str]
@@ -174,7 +174,7 @@ class Scheduler:
         started = time.perf_counter()
         verified = self._verifier.verify(proposals)
         elapsed = time.perf_counter() - started
-        self._policy.record_drafts(asked=len(drafted.drafts), draft_s=drafted.seconds)
+        self._policy.record_drafts(drafted.drafts, drafted.seconds)
         if not feeds_prompts:
             self._grouping.record(len(proposals), verify_s=elapsed)
             self._policy.record_pass(rows=sum(len(proposal.draft) + 1 for proposal in proposals), verify_s=elapsed)
@@ -191,15 +191,13 @@ class Scheduler:
             if result is None:
                 continue
             run.is_prefilled = True
-            session_id, num_drafted = run.session.request_id, len(proposal.draft)
+            session_id = run.session.request_id
             done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
-            self.stats.count_draft(
-                num_drafted=num_drafted, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids)
-            )
+            self.stats.count_draft(proposal.draft, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids))
             settled.append((run, done))
             if session_id in drafted.drafts:
                 outcomes.append(Outcome(session_id, proposal.draft, done.num_accepted))
-                self._policy.observe(session_id, len(batch), num_drafted=num_drafted, num_accepted=done.num_accepted)
+                self._policy.observe(session_id, len(batch), proposal.draft, done.num_accepted)
         if outcomes:
             self._drafter.observe(outcomes)
         return settled
@@ -248,10 +246,10 @@ class Scheduler:
 
     def _start_drafts(self, batch: list[_Running]) -> None:
         ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
-        limits = {run.session.request_id: self._policy.limit(run.session.request_id, len(batch)) for run in ready}
+        limits = {run.session.request_id: self._policy.limits(run.session.request_id, len(batch)) for run in ready}
         if limits:
-            self.stats.draft_limit = sum(limits.values()) / len(limits)
-        asking = [run for run in ready if limits[run.session.request_id] > 0]
+            self.stats.draft_limit = sum(limit.most for limit in limits.values()) / len(limits)
+        asking = [run for run in ready if limits[run.session.request_id].most > 0]
         if not asking:
             return
         num_groups = 1 if self._flights else self._grouping.num_groups(len(asking))
@@ -266,14 +264,15 @@ class Scheduler:
             self._flights.append(_Flight([r.session_id for r in requests], pending, started, asking_s))
 
     @staticmethod
-    def _draft_request(session: Session, limit: int) -> DraftRequest:
+    def _draft_request(session: Session, limits: DraftLimits) -> DraftRequest:
         return DraftRequest(
             session_id=session.request_id,
             ids=session.tokens,
             prompt_len=session.prompt_len,
-            max_draft=min(session.draft_room, limit),
+            max_draft=min(session.draft_room, limits.most),
             salt=session.salt,
             sampling=session.sampling,
+            max_by_source=limits,
         )
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:

@@ -2,6 +2,11 @@
 
 import copy
 from dataclasses import asdict, dataclass, field
+from typing import TypeAlias
+
+from serving.types import Draft, DraftSource
+
+Snapshot: TypeAlias = dict[str, float | list[int] | dict[DraftSource, int]]
 
 
 @dataclass
@@ -9,8 +14,9 @@ class EngineStats:
     """Sums over all requests. accepted excludes bonus and recovered tokens, so accepted <= drafted always.
 
     `num_drafts` are proposals with K > 0, `drafts_empty` those with none; `accepted_at[i]` counts the drafts whose
-    token i was kept. `draft_wait_s` is the engine thread's time in drafters, `verify_s` its time in passes of the
-    target. `draft_limit` is no sum: the mean K that sessions were allowed in the last round.
+    token i was kept, `drafts_by` those of each source. `draft_wait_s` is the engine thread's time in drafters,
+    `verify_s` its time in passes of the target. `draft_limit` is no sum: the mean K that sessions were allowed in the
+    last round.
     """
 
     rounds: int = 0
@@ -28,14 +34,18 @@ class EngineStats:
     verify_s: float = 0.0
     draft_limit: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
+    drafts_by: dict[DraftSource, int] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float:
         """accepted / drafted, within 0..1; 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def count_draft(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+    def count_draft(self, draft: Draft, *, num_accepted: int, num_emitted: int) -> None:
         """One settled proposal."""
+        num_drafted = len(draft)
+        if num_drafted:
+            self.drafts_by[draft.source] = self.drafts_by.get(draft.source, 0) + 1
         self.num_drafts += num_drafted > 0
         self.drafted += num_drafted  # before what was accepted: a copy made in between still has accepted <= drafted
         self.accepted += num_accepted
@@ -50,8 +60,9 @@ class EngineStats:
         """As of now. Any thread may ask: half a round may be in it, but never more accepted than drafted."""
         copied = copy.copy(self)
         copied.accepted_at = list(self.accepted_at)
+        copied.drafts_by = dict(self.drafts_by)
         return copied
 
-    def snapshot(self) -> dict[str, float | list[int]]:
+    def snapshot(self) -> Snapshot:
         """A copy as plain numbers, with the acceptance rate."""
         return {**asdict(self), "acceptance_rate": self.acceptance_rate}

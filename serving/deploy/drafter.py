@@ -31,7 +31,7 @@ class DrafterWorker:
     """The leased actor: one drafter, the sessions of every Target that leases it, one call at a time."""
 
     def __init__(self, profile: Profile, incarnation: str) -> None:
-        from serving.build import build_drafter  # torch: not for the processes that only wire deployments
+        from serving.build_drafter import build_drafter  # torch: not for the processes that only wire deployments
 
         self._table = DraftTable(build_drafter(profile), incarnation)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from serving.types import EMPTY_DRAFT, Draft, DraftSource, Ids, Sampling
+from serving.types import EMPTY_DRAFT, Draft, DraftLimits, DraftSource, Ids, Sampling
 
 MAX_MESSAGE_BYTES = 64 * 1024
 # Ids in one message; the rest of MAX_MESSAGE_BYTES is for names and counts, about 100 bytes a session.
@@ -34,6 +34,7 @@ class DraftItem:
     new_ids: bytes
     max_draft: int
     opening: SessionOpening | None = None
+    max_by_source: DraftLimits | None = None
 
     @property
     def length(self) -> int:

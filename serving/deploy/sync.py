@@ -98,7 +98,14 @@ class SessionSync:
     def _item(self, request: DraftRequest) -> DraftItem:
         acked = self._acked.setdefault(request.session_id, 0)
         opening = None if acked else SessionOpening(request.prompt_len, request.salt, drawing_of(request.sampling))
-        return DraftItem(request.session_id, acked, ids_bytes(request.ids[acked:]), request.max_draft, opening)
+        return DraftItem(
+            session_id=request.session_id,
+            base_len=acked,
+            new_ids=ids_bytes(request.ids[acked:]),
+            max_draft=request.max_draft,
+            opening=opening,
+            max_by_source=request.max_by_source,
+        )
 
     def _call(self, items: Sequence[DraftItem]) -> DraftCall:
         self._number += 1

@@ -133,4 +133,5 @@ def _request(entry: _Entry, item: DraftItem) -> DraftRequest:
         max_draft=item.max_draft,
         salt=entry.opening.salt,
         sampling=entry.opening.sampling,
+        max_by_source=item.max_by_source,
     )
