@@ -6,6 +6,7 @@ Torch is imported only where a model is loaded: a process that keeps a suffix ca
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from serving.build_drafter import build_drafter, feature_layers, warm_up
 from serving.config import EngineConfig, HybridDrafter, Profile
@@ -16,7 +17,7 @@ from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.decode.source_guard import SourceGuard
 from serving.models.tokenizer import ChatTokenizer
-from serving.protocols import Drafter, ScoreRequest, ScoringModel
+from serving.protocols import Drafter, ReadFeatures, ScoreRequest, ScoringModel
 from serving.rules.strict import StrictRule
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
@@ -28,12 +29,13 @@ _TIMINGS = 5
 
 @dataclass(frozen=True)
 class Built:
-    """A scheduler ready to run, and what it was made from."""
+    """A scheduler ready to run, and what it was made from; the target's features where the drafter reads them."""
 
     profile: Profile
     scheduler: Scheduler
     limits: SchedulerLimits
     tokenizer: ChatTokenizer
+    read_features: ReadFeatures | None = None
 
     def engine(self) -> Engine:
         """The same scheduler behind its own thread (not started)."""
@@ -43,8 +45,9 @@ class Built:
 def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here."""
     from serving.models.loading import LoadOptions, load_packed_lm
+    from serving.models.shipped_features import feature_rows
 
-    tokenizer = ChatTokenizer.load(profile.target.model)
+    tokenizer, layers = ChatTokenizer.load(profile.target.model), feature_layers(profile)
     target = load_packed_lm(
         profile.target.model,
         LoadOptions(
@@ -55,7 +58,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
             prefill_chunk=profile.engine.prefill_chunk,
             vocab_size=tokenizer.vocab_size,
             max_draft=profile.max_draft,
-            feature_layers=feature_layers(profile),
+            feature_layers=layers,
         ),
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
@@ -69,7 +72,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
         grouping=Grouping(shares_cores=drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
     )
-    return Built(profile, scheduler, limits, tokenizer)
+    return Built(profile, scheduler, limits, tokenizer, partial(feature_rows, target) if layers else None)
 
 
 def scheduler_limits(profile: Profile) -> SchedulerLimits:

@@ -28,6 +28,7 @@ from serving.types import as_ids
 
 if TYPE_CHECKING:
     from serving.models.eagle3_lm import FeatureSource
+    from serving.models.shipped_features import ShippedFeatures
 
 
 def build_drafter(
@@ -55,6 +56,23 @@ def build_drafter(
             )
 
 
+def shipped_features(profile: Profile) -> "ShippedFeatures | None":
+    """Where a Target's features are kept on the drafter's side, for a drafter that reads them."""
+    drafter = _feature_reader(profile)
+    if drafter is None:
+        return None
+    from serving.models.eagle3 import NUM_FEATURES
+    from serving.models.eagle3_checkpoint import read_eagle3_config
+    from serving.models.shipped_features import ShippedFeatures
+
+    return ShippedFeatures(NUM_FEATURES * read_eagle3_config(drafter.model).target_hidden_size)
+
+
+def _feature_reader(profile: Profile) -> Eagle3Drafter | None:
+    drafter = profile.drafter.model if isinstance(profile.drafter, HybridDrafter) else profile.drafter
+    return drafter if isinstance(drafter, Eagle3Drafter) else None
+
+
 def suffix_cache(config: SuffixDrafter) -> SuffixCache:
     """An empty suffix cache."""
     return SuffixCache(
@@ -69,8 +87,8 @@ def suffix_cache(config: SuffixDrafter) -> SuffixCache:
 
 def feature_layers(profile: Profile) -> tuple[int, ...]:
     """Target layers whose inputs the profile's drafter reads; none for most drafters."""
-    drafter = profile.drafter.model if isinstance(profile.drafter, HybridDrafter) else profile.drafter
-    if not isinstance(drafter, Eagle3Drafter):
+    drafter = _feature_reader(profile)
+    if drafter is None:
         return ()
     from serving.models.eagle3_checkpoint import read_eagle3_config
     from serving.models.loading import read_config
@@ -115,7 +133,7 @@ def _model_arm(
     if isinstance(config, ModelDrafter):
         return _model_drafter(profile, config, tokenizer or ChatTokenizer.load(profile.target.model))
     if features is None:
-        raise ConfigError("drafter.kind: 'eagle3' reads the target's features, so it needs placement: colocated")
+        raise ConfigError("drafter.kind: 'eagle3' reads the target's features, and there is no target here")
     return _eagle3_drafter(profile, config, features)
 
 

@@ -65,6 +65,27 @@ class DraftRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """A target's features of positions start..start + count - 1, bfloat16 rows as bytes: the one kind of hidden state
+    that leaves the process that made it.
+    """
+
+    start: int
+    count: int
+    data: bytes
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+class ReadFeatures(Protocol):
+    """What the target knows of the positions of `ids` from `start` on. KeyError without such a session."""
+
+    def __call__(self, session_id: str, ids: Ids, start: int) -> FeatureRows: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """A session and the draft to be judged for it this round."""
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from serving.deploy.hops import Hops
 from serving.deploy.messages import DraftAnswer, DraftCall
 from serving.deploy.sync import SessionSync
-from serving.protocols import DraftRequest, Outcome, PendingDrafts
+from serving.protocols import DraftRequest, Outcome, PendingDrafts, ReadFeatures
 from serving.types import EMPTY_DRAFT, Draft, Ids
 
 log = logging.getLogger("ray.serve")
@@ -89,6 +89,10 @@ class RemoteDrafter:
         self._late: Reply | None = None
         self._rests_until_s = 0.0
         self.hops = Hops()
+
+    def feed(self, read_features: ReadFeatures) -> None:
+        """For a drafter that reads the target's features: how they are read, by the engine thread."""
+        self._sync.feed(read_features)
 
     def connect(self, link: Link | None) -> None:
         """Use this lease from now on, or none. May be called from any thread."""

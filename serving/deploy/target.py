@@ -88,6 +88,8 @@ class TargetReplica:
         self._interval = profile.engine.stream_interval
         self._lease = None if drafter is None else DrafterLease(profile, drafter)
         built = build(profile, drafter=None if self._lease is None else self._lease.drafter)
+        if self._lease is not None and built.read_features is not None:
+            self._lease.drafter.feed(built.read_features)
         self._engine = built.engine()
         self._engine.start()
         self._queue_limit = profile.engine.max_queued
