@@ -3,12 +3,15 @@
 Torch is imported only where a model is loaded: a process that keeps a suffix cache starts seconds sooner.
 """
 
+import hashlib
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.config import Eagle3Drafter, EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
+from serving.config_rules import CsdControls
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
@@ -18,11 +21,14 @@ from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
 from serving.errors import ConfigError
+from serving.memory.correction import EMPTY_COUNTS
+from serving.memory.correction_file import load_counts
+from serving.memory.online import OnlineMemory
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
 from serving.protocols import Drafter, ScoreRequest, ScoringModel
-from serving.rules.strict import StrictRule
+from serving.rules.book import RuleBook
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
 
@@ -48,8 +54,11 @@ class Built:
         return Engine(self.scheduler, self.limits)
 
 
-def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
-    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here."""
+def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook | None = None) -> Built:
+    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here.
+
+    `rules` judge in place of the profile's own.
+    """
     from serving.models.loading import LoadOptions, load_packed_lm
 
     tokenizer = ChatTokenizer.load(profile.target.model)
@@ -70,14 +79,41 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     limits = scheduler_limits(profile)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
-        verifier=FullVerifier(target, StrictRule()),
+        verifier=FullVerifier(target),
         drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer, features=target),
         decode=tokenizer.decode,
         limits=limits,
         grouping=Grouping(shares_cores=drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
+        rules=rules or build_rules(profile, tokenizer),
     )
     return Built(profile, scheduler, limits, tokenizer)
+
+
+def build_rules(profile: Profile, tokenizer: ChatTokenizer, *, online: OnlineMemory | None = None) -> RuleBook:
+    """The rule of `profile` with its calibrated counts. Raises ConfigError where those are not for this profile."""
+    rule, frozen = profile.rule, EMPTY_COUNTS
+    if isinstance(rule, CsdControls):
+        if rule.table is not None and rule.table_hash is not None:
+            frozen = load_counts(
+                Path(rule.table), identity=memory_identity(profile, tokenizer), fingerprint=rule.table_hash
+            )
+        if rule.memory == "online":
+            online = online or OnlineMemory(max_pairs=rule.max_pairs)
+    return RuleBook(
+        rule,
+        profile_hash=profile.hash,
+        special_ids=tokenizer.special_ids,
+        frozen=frozen,
+        online=online,
+    )
+
+
+def memory_identity(profile: Profile, tokenizer: ChatTokenizer) -> str:
+    """What a correction memory belongs to: its pairs mean nothing under another tokenizer, target or drafter."""
+    drafter = profile.drafter.model_dump_json(exclude={"max_draft"})
+    parts = (tokenizer.fingerprint, profile.target.model_dump_json(), drafter)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def build_drafter(
@@ -130,7 +166,7 @@ def feature_layers(profile: Profile) -> tuple[int, ...]:
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
     """The limits that `profile` sets."""
     engine: EngineConfig = profile.engine
-    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft)
+    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, profile.rule)
 
 
 def warm_up(model: ScoringModel, *, num_rows: int = 5) -> None:
