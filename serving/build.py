@@ -3,15 +3,13 @@
 Torch is imported only where a model is loaded: a process that keeps a suffix cache starts seconds sooner.
 """
 
-import hashlib
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.build_rules import build_rules
 from serving.config import Eagle3Drafter, EngineConfig, ModelDrafter, NoDrafter, Profile, SuffixDrafter
-from serving.config_rules import CsdControls
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
@@ -21,9 +19,6 @@ from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
 from serving.errors import ConfigError
-from serving.memory.correction import EMPTY_COUNTS
-from serving.memory.correction_file import load_counts
-from serving.memory.online import OnlineMemory
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
@@ -88,32 +83,6 @@ def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook |
         rules=rules or build_rules(profile, tokenizer),
     )
     return Built(profile, scheduler, limits, tokenizer)
-
-
-def build_rules(profile: Profile, tokenizer: ChatTokenizer, *, online: OnlineMemory | None = None) -> RuleBook:
-    """The rule of `profile` with its calibrated counts. Raises ConfigError where those are not for this profile."""
-    rule, frozen = profile.rule, EMPTY_COUNTS
-    if isinstance(rule, CsdControls):
-        if rule.table is not None and rule.table_hash is not None:
-            frozen = load_counts(
-                Path(rule.table), identity=memory_identity(profile, tokenizer), fingerprint=rule.table_hash
-            )
-        if rule.memory == "online":
-            online = online or OnlineMemory(max_pairs=rule.max_pairs)
-    return RuleBook(
-        rule,
-        profile_hash=profile.hash,
-        special_ids=tokenizer.special_ids,
-        frozen=frozen,
-        online=online,
-    )
-
-
-def memory_identity(profile: Profile, tokenizer: ChatTokenizer) -> str:
-    """What a correction memory belongs to: its pairs mean nothing under another tokenizer, target or drafter."""
-    drafter = profile.drafter.model_dump_json(exclude={"max_draft"})
-    parts = (tokenizer.fingerprint, profile.target.model_dump_json(), drafter)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def build_drafter(
