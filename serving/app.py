@@ -13,7 +13,7 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from serving.api.gateway import create_app
-from serving.config import NoDrafter, Profile, load_profile
+from serving.config import NoDrafter, Profile, check_servable, load_profile
 from serving.deploy.drafter import DrafterReplica, WorkerResources
 from serving.deploy.logs import join_serve_log
 from serving.deploy.options import Scaling, drafter_deployment, gateway_deployment, target_deployment
@@ -49,6 +49,7 @@ class AppArgs(BaseModel):
 def app(args: AppArgs) -> Application:
     """Wire the roles of `args.profile`. Raises ConfigError before anything is placed."""
     profile = load_profile(args.profile)
+    check_servable(profile)
     keys = api_keys(args.api_keys_env)
     drafter = _drafter(args, profile) if args.has_remote_drafter(profile) else None
     target = target_deployment(TargetReplica, args.target, profile, drain_s=args.drain_s)

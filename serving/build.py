@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from serving.build_drafter import build_drafter, feature_layers, warm_up
+from serving.build_rules import build_rules
 from serving.config import EngineConfig, HybridDrafter, Profile
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
@@ -18,7 +19,7 @@ from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.decode.source_guard import SourceGuard
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import Drafter, ReadFeatures, ScoreRequest, ScoringModel
-from serving.rules.strict import StrictRule
+from serving.rules.book import RuleBook
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
 
@@ -42,8 +43,11 @@ class Built:
         return Engine(self.scheduler, self.limits)
 
 
-def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
-    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here."""
+def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook | None = None) -> Built:
+    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here.
+
+    `rules` judge in place of the profile's own.
+    """
     from serving.models.loading import LoadOptions, load_packed_lm
     from serving.models.shipped_features import feature_rows
 
@@ -65,12 +69,13 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
     limits = scheduler_limits(profile)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
-        verifier=FullVerifier(target, StrictRule()),
+        verifier=FullVerifier(target),
         drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer, features=target),
         decode=tokenizer.decode,
         limits=limits,
         grouping=Grouping(shares_cores=drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
+        rules=rules or build_rules(profile, tokenizer),
     )
     return Built(profile, scheduler, limits, tokenizer, partial(feature_rows, target) if layers else None)
 
@@ -78,7 +83,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None) -> Built:
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
     """The limits that `profile` sets."""
     engine: EngineConfig = profile.engine
-    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft)
+    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, profile.rule)
 
 
 def _guard(target: ScoringModel, profile: Profile) -> DraftPolicy:

@@ -1,18 +1,17 @@
 """Profiles: the unit that is tuned, certified and served. Frozen, every number bounded, unknown keys refused."""
 
+import hashlib
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from serving.config_rules import Frozen as _Frozen
+from serving.config_rules import RuleConfig, StrictRule
 from serving.errors import ConfigError
 
 PROFILES_DIR = Path(__file__).parent / "assets" / "profiles"
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelConfig(_Frozen):
@@ -105,12 +104,6 @@ class HybridDrafter(_Frozen):
         return max(self.cache.max_draft, self.model.max_draft)
 
 
-class StrictRule(_Frozen):
-    """Accept a draft token iff it is the token the target itself emits: lossless."""
-
-    kind: Literal["strict"] = "strict"
-
-
 class FullVerifier(_Frozen):
     """Every block is scored by the full target."""
 
@@ -141,14 +134,41 @@ class Profile(_Frozen):
     target: ModelConfig = ModelConfig()
     drafter: DrafterConfig = NoDrafter()
     verifier: FullVerifier = FullVerifier()
-    rule: StrictRule = StrictRule()
+    rule: RuleConfig = StrictRule()
     engine: EngineConfig = EngineConfig()
     placement: Literal["separate", "colocated"] = "separate"
+    allow_uncertified: bool = Field(default=False, description="serve a lossy profile without a certificate")
 
     @property
     def max_draft(self) -> int:
         """The largest K of any round; a request may ask for less."""
         return self.drafter.max_draft
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether every answer is the target's own, token for token."""
+        return self.rule.is_lossless
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits that name everything this profile says; calibrated counts by content, not by path."""
+        content = self.model_dump_json(exclude={"rule": {"table"}})
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @model_validator(mode="after")
+    def _rule_has_drafts(self) -> Self:
+        if self.rule.kind != "strict" and self.max_draft == 0:
+            raise ValueError(f"rule {self.rule.kind!r} judges drafts, but drafter 'none' makes none; choose a drafter")
+        return self
+
+
+def check_servable(profile: Profile) -> None:
+    """Raise ConfigError for a lossy profile that nothing vouches for and whose file does not ask for that."""
+    if not profile.is_lossless and not profile.allow_uncertified:
+        raise ConfigError(
+            f"profile {profile.name!r} is lossy (rule {profile.rule.kind!r}) and has no certificate; set "
+            "`allow_uncertified: true` in its file to serve it all the same, or `rule: {kind: strict}`"
+        )
 
 
 def profile_names() -> list[str]:
@@ -165,7 +185,8 @@ def load_profile(name_or_path: str) -> Profile:
         shipped = ", ".join(profile_names())
         raise ConfigError(f"profile: {name_or_path!r} is neither a shipped profile ({shipped}) nor a file")
     try:
-        return Profile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Profile.model_validate(values, context={"folder": path.parent.resolve()})
     except UnicodeDecodeError:
         raise ConfigError(f"profile {path}: is no UTF-8 text") from None
     except (ValidationError, yaml.YAMLError) as error:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.session import AcceptanceRule as AcceptanceRule
 from serving.session import Session
-from serving.types import GREEDY, Draft, DraftLimits, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
+from serving.types import GREEDY, Draft, DraftLimits, Ids, Sampling, ScoreTable, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +158,6 @@ class ScoringModel(Protocol):
     def close(self, session_id: str) -> None:
         """Give the row back. Its content may serve later requests with the same prefix and salt."""
         ...
-
-
-class AcceptanceRule(Protocol):
-    """Judges one block of one sequence. Pure: judging twice never charges twice."""
-
-    @property
-    def is_lossless(self) -> bool: ...
-
-    def judge(self, scores: ScoreTable, ledger: Ledger) -> Verdict: ...
 
 
 class Verifier(Protocol):

@@ -5,12 +5,11 @@ answer with one choice is its own field, that of one with several a field of eac
 chunk with the choice's finish reason.
 """
 
-from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel
 
-from serving.types import Receipt
+from serving.types import Tier
 
 FinishReason = Literal["stop", "length"]
 
@@ -41,8 +40,27 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
+class ExceptionEntry(BaseModel):
+    """A token that is not the target's own choice: its place in the output, what the target preferred and by how much.
+
+    `regret` is log p(target token) - log p(this token) in nats; `count` is how often the pair was seen before.
+    """
+
+    position: int
+    draft_token: str
+    draft_id: int
+    target_token: str
+    target_id: int
+    regret: float
+    count: int
+
+
 class SpeculationReceipt(BaseModel):
-    """What speculation did for one choice; counts are tokens, rounds and target passes."""
+    """What speculation did for one choice; counts are tokens, rounds and target passes.
+
+    Of a lossy profile: every exception, what they cost and may still cost, and what the answer was judged by. `tiers`
+    has one entry a token where the request asked for detail.
+    """
 
     rounds: int
     drafted: int
@@ -57,10 +75,16 @@ class SpeculationReceipt(BaseModel):
     lossless: bool
     reason: str
     acceptance_rate: float
-
-    @classmethod
-    def of(cls, receipt: Receipt) -> "SpeculationReceipt":
-        return cls(**asdict(receipt), acceptance_rate=receipt.acceptance_rate)
+    budget: float | None
+    regret_spent: float
+    regret_left: float | None
+    num_exceptions: int
+    rescues: int
+    exhausted_at: int | None
+    profile: str
+    memory: str
+    exceptions: list[ExceptionEntry]
+    tiers: list[Tier] | None = None
 
 
 class TopLogprob(BaseModel):

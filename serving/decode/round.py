@@ -5,23 +5,36 @@ from dataclasses import dataclass, replace
 from serving.decode.text import TextStream
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
-from serving.types import Chunk, Draft, FinishReason, Ledger, Receipt, ScoreTable, TokenLogprob, Verified
+from serving.types import (
+    Chunk,
+    Draft,
+    FinishReason,
+    Ledger,
+    Receipt,
+    ScoreTable,
+    TokenLogprob,
+    Verdict,
+    Verified,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A committed round: what to stream, and how many draft tokens were kept."""
+    """A committed round: what to stream, how many draft tokens were kept, and what of the verdict was emitted."""
 
     chunk: Chunk
     num_accepted: int
+    emitted: Verdict
 
 
 def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded: bool) -> Settled:
     """Clip and commit one verified proposal. Mutates the session; the ledger is charged for emitted tokens only."""
     session, draft = proposal.session, proposal.draft
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
-    session.commit(clipped.ids, verified.verdict, round_number=session.round)
-    session.receipt = updated(session.receipt, draft, clipped=clipped, degraded=degraded)
+    begins_at = session.num_emitted
+    emitted = session.commit(clipped.ids, verified.verdict, round_number=session.round)
+    receipt = updated(session.receipt, draft, clipped=clipped, degraded=degraded)
+    session.receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
     session.finish_reason = clipped.finish_reason
     chunk = Chunk(
         request_id=session.request_id,
@@ -31,8 +44,11 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
         ledger=session.ledger,
         finish_reason=session.finish_reason,
         logprobs=_logprobs(verified.full, clipped),
+        tiers=emitted.tiers if session.wants_tiers else (),
+        exceptions=tuple(replace(one, index=begins_at + one.index) for one in emitted.exceptions),
+        seen=tuple((one.draft_id, one.target_id) for one in emitted.seen) if not session.rule.is_lossless else (),
     )
-    return Settled(chunk, clipped.num_accepted)
+    return Settled(chunk, clipped.num_accepted, emitted)
 
 
 def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob, ...] | None:
@@ -60,6 +76,18 @@ def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool)
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
         choices=choices,
         degraded=receipt.degraded or degraded,
+    )
+
+
+def charged(receipt: Receipt, emitted: Verdict, ledger: Ledger, *, begins_at: int) -> Receipt:
+    """`receipt` after a round whose first token is `begins_at` in the output: what its exceptions cost."""
+    is_first = emitted.is_exhausted and emitted.rejected is not None and receipt.exhausted_at is None
+    return replace(
+        receipt,
+        regret_spent=ledger.regret_spent,
+        num_exceptions=receipt.num_exceptions + len(emitted.exceptions),
+        rescues=receipt.rescues + sum(one.count > 0 for one in emitted.exceptions),
+        exhausted_at=begins_at + emitted.num_accepted if is_first else receipt.exhausted_at,
     )
 
 

@@ -6,8 +6,9 @@ A step: admit -> take the drafts that were started -> verify -> clip and commit 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from serving.config_rules import RuleConfig, StrictRule
 from serving.decode.grouping import Grouping
 from serving.decode.guard import DraftPolicy
 from serving.decode.round import Settled, ended, settle
@@ -16,6 +17,8 @@ from serving.decode.text import TextStream
 from serving.decode.timing import RequestLog
 from serving.errors import RequestError
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
+from serving.rules.book import RuleBook
+from serving.rules.tighten import rule_for
 from serving.session import Session
 from serving.types import EMPTY_DRAFT, Chunk, Draft, DraftLimits, FinishReason, GenerationRequest, Receipt, Verified
 
@@ -57,12 +60,13 @@ class _Drafted:
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K."""
+    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K and rule."""
 
     max_sessions: int
     max_length: int
     max_queued: int
     max_draft: int
+    rule: RuleConfig = field(default_factory=StrictRule)
 
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError, naming the field, for a request that can never be served."""
@@ -77,6 +81,7 @@ class SchedulerLimits:
                 f"prompt ({prompt_len} tokens) + max_tokens ({max_tokens}) = {prompt_len + max_tokens} exceeds "
                 f"the {self.max_length} tokens a sequence may have; shorten one of them",
             )
+        rule_for(self.rule, request)
 
 
 class Scheduler:
@@ -91,8 +96,10 @@ class Scheduler:
         limits: SchedulerLimits,
         grouping: Grouping,
         policy: DraftPolicy,
+        rules: RuleBook | None = None,
     ) -> None:
         self._verifier = verifier
+        self._rules = rules or RuleBook()
         self._drafter = drafter
         self._decode = decode
         self._limits = limits
@@ -194,6 +201,7 @@ class Scheduler:
             session_id = run.session.request_id
             done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
             self.stats.count_draft(proposal.draft, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids))
+            self.stats.count_mismatches(result.verdict, done.emitted)
             settled.append((run, done))
             if session_id in drafted.drafts:
                 outcomes.append(Outcome(session_id, proposal.draft, done.num_accepted))
@@ -216,7 +224,8 @@ class Scheduler:
         request = waiting.request
         self.log.admit(request.request_id)
         self.stats.prompt_tokens += 0 if len(request.resume_ids) else len(request.prompt_ids)
-        session = Session.admit(request, max_draft=self._limits.max_draft)
+        terms = self._rules.open(request)
+        session = Session.admit(replace(request, receipt=terms.receipt), terms.rule, max_draft=self._limits.max_draft)
         text = TextStream(self._decode, request.limits.stop_strings)
         for token in request.resume_ids.tolist():
             text.push(token, may_end=False)  # or it would have ended there
@@ -287,5 +296,6 @@ class Scheduler:
     def _release(self, session: Session, *, remember: bool) -> None:
         del self._running[session.request_id]
         self._policy.forget(session.request_id)
+        self._rules.close(session.request_id)
         self._verifier.close(session.request_id)
         self._drafter.close(session.request_id, session.tokens if remember else None)

@@ -4,7 +4,8 @@ import copy
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
-from serving.types import Draft, DraftSource
+from serving.memory.drift import NUM_BINS, bin_of
+from serving.types import Draft, DraftSource, Verdict
 
 Snapshot: TypeAlias = dict[str, float | list[int] | dict[DraftSource, int]]
 
@@ -15,8 +16,10 @@ class EngineStats:
 
     `num_drafts` are proposals with K > 0, `drafts_empty` those with none; `accepted_at[i]` counts the drafts whose
     token i was kept, `drafts_by` those of each source. `draft_wait_s` is the engine thread's time in drafters,
-    `verify_s` its time in passes of the target. `draft_limit` is no sum: the mean K that sessions were allowed in the
-    last round.
+    `verify_s` its time in passes of the target. Of lossy rules: accepted mismatches (exceptions), those whose pair a
+    memory knew (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts
+    blocks by the regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the mean K
+    that sessions were allowed in the last round.
     """
 
     rounds: int = 0
@@ -30,11 +33,16 @@ class EngineStats:
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
+    exceptions: int = 0
+    rescues: int = 0
+    regret_spent: float = 0.0
+    exhausted: int = 0
     draft_wait_s: float = 0.0
     verify_s: float = 0.0
     draft_limit: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
     drafts_by: dict[DraftSource, int] = field(default_factory=dict)
+    first_mismatches: list[int] = field(default_factory=lambda: [0] * NUM_BINS)
 
     @property
     def acceptance_rate(self) -> float:
@@ -56,11 +64,21 @@ class EngineStats:
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
+    def count_mismatches(self, judged: Verdict, emitted: Verdict) -> None:
+        """One settled proposal: what strict would have refused first, and what was accepted all the same."""
+        if judged.seen:
+            self.first_mismatches[bin_of(judged.seen[0].regret)] += 1
+        self.exceptions += len(emitted.exceptions)
+        self.rescues += sum(one.count > 0 for one in emitted.exceptions)
+        self.regret_spent += sum(one.regret for one in emitted.exceptions)
+        self.exhausted += judged.is_exhausted
+
     def copy(self) -> "EngineStats":
         """As of now. Any thread may ask: half a round may be in it, but never more accepted than drafted."""
         copied = copy.copy(self)
         copied.accepted_at = list(self.accepted_at)
         copied.drafts_by = dict(self.drafts_by)
+        copied.first_mismatches = list(self.first_mismatches)
         return copied
 
     def snapshot(self) -> Snapshot:
