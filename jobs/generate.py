@@ -1,7 +1,7 @@
 """Answer a file of prompts offline, in this process, in batches; one JSON line a prompt, in the file's order.
 
-Each line has id, prompt_ids, output_ids, text, finish_reason and receipt; a prompt that cannot be answered gets its
-`error` instead. A killed run goes on where it stopped when it is started again with the same flags.
+Each line has id, prompt_ids, output_ids, text, finish_reason, receipt and exceptions; a prompt that cannot be answered
+gets its `error` instead. A killed run goes on where it stopped when it is started again with the same flags.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
 from serving.build import Built, build
-from serving.config import Profile
+from serving.config import Profile, check_servable
 from serving.decode.offline import Completion, complete
 from serving.errors import ConfigError, RequestError
 from serving.types import GenerationRequest, Limits
@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit status 1 if any prompt could not be answered."""
     args = parser().parse_args(argv)
     profile, prompts = profile_from(args, args.profile), prompts_from(args)
+    check_servable(profile)
     done = _resume(args.out, _settings(args, profile, prompts))
     if not [p.id for p in prompts[: len(done)]] == done:
         raise ConfigError(f"--out: {args.out} holds other prompts than {args.prompts}; choose another file")
@@ -91,6 +92,7 @@ def _record(request: GenerationRequest, completion: Completion) -> dict[str, Any
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "receipt": asdict(completion.receipt),
+        "exceptions": [asdict(exception) for exception in completion.exceptions],
     }
 
 

@@ -1,7 +1,8 @@
 """Check that speculation changes nothing: ids of the engine against transformers' greedy `generate`, float32.
 
 Runs every combination of drafter, K and batch size on the same prompts, in process (colocated) or through Serve
-deployments of their own (separate), and reports each output that differs. Exit status 1 if any does.
+deployments of their own (separate), and reports each output that differs, and how many drafted tokens were accepted: a
+combination in which none were would compare plain decoding with itself. Exit status 1 for either.
 """
 
 import argparse
@@ -10,10 +11,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 from tqdm import tqdm
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from jobs.options import add_prompt_options, prompts_from
 from jobs.reference import StockGenerate
 from serving.build import build
-from serving.config import EngineConfig, ModelConfig, ModelDrafter, Profile, SuffixDrafter
+from serving.config import Eagle3Drafter, EngineConfig, ModelConfig, ModelDrafter, Profile, SuffixDrafter
 from serving.decode.offline import complete
 from serving.errors import ConfigError, DrafthouseError
 from serving.models.embedded import EMBEDDED_MODEL
@@ -32,7 +33,16 @@ SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K 
 _PORT = 8765
 _MAX_DRAFT = 20
 
-Run: TypeAlias = Callable[[list[GenerationRequest]], dict[str, list[int]]]
+
+@dataclass
+class Output:
+    """Ids of one prompt, and how many of them were accepted drafts."""
+
+    ids: list[int] = field(default_factory=list)
+    accepted: int = 0
+
+
+Run: TypeAlias = Callable[[list[GenerationRequest]], dict[str, Output]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m jobs identity", description=__doc__)
     p.add_argument("--target", default=EMBEDDED_MODEL, help="default: %(default)s")
     p.add_argument("--drafter", default="smollm2-135m-drafter", help="draft LM; default: %(default)s")
-    p.add_argument("--drafters", default="suffix,model", help="default: %(default)s")
+    p.add_argument("--eagle3", default="smollm2-135m-eagle3", help="EAGLE-3 head; default: %(default)s")
+    p.add_argument("--drafters", default="suffix,model", help="of suffix, model, eagle3; default: %(default)s")
     p.add_argument("--drafts", default="1,2,4,8", metavar="K,K", help="drafted tokens a round; default: %(default)s")
     p.add_argument("--batches", default="1,8", metavar="N,N", help="sequences at once; default: %(default)s")
     p.add_argument("--placements", default="colocated", help="colocated, separate or both, separated by a comma")
@@ -65,15 +76,22 @@ def main(argv: Sequence[str]) -> int:
             with _colocated(profile) if profile.placement == "colocated" else _separate(profile) as run:
                 for k in _numbers(args.drafts, "--drafts"):
                     found = _outputs(run, requests, k)
-                    differing = [name for name, ids in expected.items() if found[name] != ids]
-                    rows.append({"profile": profile.name, "K": k, "prompts": len(expected), "differing": differing})
-                    same = len(expected) - len(differing)
-                    print(f"{profile.name:<28} K={k:<3} {same}/{len(expected)} identical", flush=True)
-    failed = sum(bool(row["differing"]) for row in rows)
+                    rows.append(compared(profile.name, k, expected, found))
+    failed = sum(bool(row["differing"]) or row["accepted"] == 0 for row in rows)
     if args.json:
         args.json.write_text(json.dumps({"command": " ".join(argv), "rows": rows}, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps({"combinations": len(rows), "with_differences": failed}))
+    print(json.dumps({"combinations": len(rows), "failed": failed}))
     return 1 if failed else 0
+
+
+def compared(name: str, k: int, expected: dict[str, list[int]], found: dict[str, Output]) -> dict[str, Any]:
+    """One row of the report; also printed."""
+    differing = [prompt for prompt, ids in expected.items() if found[prompt].ids != ids]
+    accepted = sum(output.accepted for output in found.values())
+    same = f"{len(expected) - len(differing)}/{len(expected)} identical"
+    verdict = same if accepted else f"{same}, but no draft was accepted: nothing was checked"
+    print(f"{name:<28} K={k:<3} {accepted:>6} accepted  {verdict}", flush=True)
+    return {"profile": name, "K": k, "prompts": len(expected), "accepted": accepted, "differing": differing}
 
 
 def _profiles(args: argparse.Namespace) -> list[Profile]:
@@ -84,6 +102,7 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
     drafters = {
         "suffix": SuffixDrafter(max_draft=largest),
         "model": ModelDrafter(model=args.drafter, max_draft=largest),
+        "eagle3": Eagle3Drafter(model=args.eagle3, max_draft=largest),
     }
     return [
         Profile(
@@ -99,7 +118,7 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
     ]
 
 
-def _outputs(run: Run, requests: list[GenerationRequest], k: int) -> dict[str, list[int]]:
+def _outputs(run: Run, requests: list[GenerationRequest], k: int) -> dict[str, Output]:
     """Ids by prompt. Each K has a salt of its own, so that none drafts from, or continues, what another one left."""
     renamed = [replace(r, request_id=f"{r.request_id}#{k}", max_draft=k, salt=f"K{k}") for r in requests]
     found = run(renamed)
@@ -110,7 +129,9 @@ def _outputs(run: Run, requests: list[GenerationRequest], k: int) -> dict[str, l
 def _colocated(profile: Profile) -> Iterator[Run]:
     """In this process."""
     built = build(profile)
-    yield lambda requests: {done.request_id: done.output_ids for done in complete(built.scheduler, requests)}
+    yield lambda requests: {
+        done.request_id: Output(done.output_ids, done.receipt.accepted) for done in complete(built.scheduler, requests)
+    }
 
 
 @contextmanager
@@ -121,12 +142,16 @@ def _separate(profile: Profile) -> Iterator[Run]:
     from jobs.deploying import APP_NAME, args_for_this_ray, deployed, wait_until_up
     from serving.deploy.target_client import TargetClient
 
-    async def one(client: TargetClient, request: GenerationRequest) -> list[int]:
-        return [token async for chunk in client.generate(request) for token in chunk.ids]
+    async def one(client: TargetClient, request: GenerationRequest) -> Output:
+        output = Output()
+        async for chunk in client.generate(request):
+            output.ids += chunk.ids
+            output.accepted = chunk.receipt.accepted
+        return output
 
-    async def every(client: TargetClient, requests: list[GenerationRequest]) -> dict[str, list[int]]:
+    async def every(client: TargetClient, requests: list[GenerationRequest]) -> dict[str, Output]:
         found = await asyncio.gather(*(one(client, request) for request in requests))
-        return {request.request_id: ids for request, ids in zip(requests, found, strict=True)}
+        return {request.request_id: output for request, output in zip(requests, found, strict=True)}
 
     with NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(profile.model_dump(), file)

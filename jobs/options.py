@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.config import ModelDrafter, Profile, load_profile, one_line
+from serving.config import HybridDrafter, ModelDrafter, Profile, load_profile, one_line
 from serving.errors import ConfigError
 from tuning.prompts import Prompt, read_prompts, select
 
@@ -38,12 +38,12 @@ def profile_from(args: argparse.Namespace, name: str) -> Profile:
     values["engine"].update(_given(max_sessions=args.batch, max_length=args.max_length))
     if args.max_draft is not None and profile.drafter.kind == "none" and not _is_one_of_many(args):
         raise ConfigError(f"--max-draft: profile {name!r} drafts nothing; drop the flag or choose another profile")
-    if args.drafter and not isinstance(profile.drafter, ModelDrafter) and not _is_one_of_many(args):
+    if args.drafter and not isinstance(profile.drafter, ModelDrafter | HybridDrafter) and not _is_one_of_many(args):
         raise ConfigError(f"--drafter: profile {name!r} has no draft model; drop the flag, or use `--profile strict`")
-    if profile.drafter.kind != "none":
-        values["drafter"].update(_given(max_draft=args.max_draft))
-    if args.drafter and isinstance(profile.drafter, ModelDrafter):
-        values["drafter"]["model"] = args.drafter
+    for arm in _arms(profile, values["drafter"]):
+        arm.update(_given(max_draft=args.max_draft))
+        if args.drafter and arm["kind"] == "model":
+            arm["model"] = args.drafter
     try:
         return Profile.model_validate(values)
     except ValidationError as error:
@@ -58,6 +58,13 @@ def prompts_from(args: argparse.Namespace) -> list[Prompt]:
         raise ConfigError(f"--max-tokens: must be at least 1, got {args.max_tokens}")
     tasks = [task for task in args.tasks.split(",") if task]
     return select(read_prompts(args.prompts), tasks=tasks, limit=args.limit)
+
+
+def _arms(profile: Profile, drafter: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a drafter that draft."""
+    if profile.drafter.kind == "none":
+        return []
+    return [drafter["cache"], drafter["model"]] if isinstance(profile.drafter, HybridDrafter) else [drafter]
 
 
 def _is_one_of_many(args: argparse.Namespace) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from jobs.training import add_training_options, dialogues_of, measure, progress_bar, vocab_size_of
+from serving.compiling import cache_root
 from serving.config import ModelDrafter
 from serving.errors import ConfigError
-from serving.models.embedded import cache_root
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.packed import Network
 from tuning.labels import SoftLabels, hard_labels, label

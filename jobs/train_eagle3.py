@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from jobs.training import add_training_options, dialogues_of, measure, progress_bar, vocab_size_of
+from serving.compiling import cache_root
 from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
-from serving.models.embedded import cache_root
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary

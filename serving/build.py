@@ -6,37 +6,25 @@ Torch is imported only where a model is loaded: a process that keeps a suffix ca
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from serving.config import (
-    Eagle3Drafter,
-    EngineConfig,
-    ModelDrafter,
-    NoDrafter,
-    Profile,
-    SuffixDrafter,
-    ViaVerifier,
-)
+from serving.build_drafter import build_drafter, feature_layers, warm_up
+from serving.build_rules import build_rules
+from serving.config import EngineConfig, HybridDrafter, Profile, ViaVerifier
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
-from serving.decode.guard import FixedDrafts, Guard
+from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
 from serving.decode.scheduler import Scheduler, SchedulerLimits
-from serving.decode.warming import warm_up
-from serving.drafters.model import ModelDrafter as ModelDrafterRole
-from serving.drafters.ready import PlainDrafter
-from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
-from serving.errors import ConfigError
-from serving.memory.suffix import SuffixCache
+from serving.decode.source_guard import SourceGuard
 from serving.models.tokenizer import ChatTokenizer
-from serving.models.vocabulary import check_same_vocabulary
-from serving.protocols import Drafter, RemoteModel, ScoreRequest, ScoringModel, Verifier
-from serving.rules.strict import StrictRule
+from serving.protocols import Drafter, ReadFeatures, RemoteModel, ScoreRequest, ScoringModel, Verifier
+from serving.rules.book import RuleBook
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
 
-if TYPE_CHECKING:  # torch is imported only where a model is loaded
-    from serving.models.eagle3_lm import FeatureSource
+if TYPE_CHECKING:
     from serving.models.packed_lm import PackedLM
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
@@ -46,12 +34,13 @@ _TIMINGS = 5
 
 @dataclass(frozen=True)
 class Built:
-    """A scheduler ready to run, and what it was made from."""
+    """A scheduler ready to run, and what it was made from; the target's features where the drafter reads them."""
 
     profile: Profile
     scheduler: Scheduler
     limits: SchedulerLimits
     tokenizer: ChatTokenizer
+    read_features: ReadFeatures | None = None
 
     def engine(self) -> Engine:
         """The same scheduler behind its own thread (not started)."""
@@ -69,11 +58,15 @@ class RemoteRoles:
 LOCAL = RemoteRoles()
 
 
-def build(profile: Profile, *, remote: RemoteRoles = LOCAL) -> Built:
-    """The target side of `profile`, warmed up."""
-    from serving.models.loading import LoadOptions, load_packed_lm
+def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | None = None) -> Built:
+    """The target side of `profile`, warmed up.
 
-    tokenizer = ChatTokenizer.load(profile.target.model)
+    `rules` judge in place of the profile's own.
+    """
+    from serving.models.loading import LoadOptions, load_packed_lm
+    from serving.models.shipped_features import feature_rows
+
+    tokenizer, layers = ChatTokenizer.load(profile.target.model), feature_layers(profile)
     target = load_packed_lm(
         profile.target.model,
         LoadOptions(
@@ -84,7 +77,7 @@ def build(profile: Profile, *, remote: RemoteRoles = LOCAL) -> Built:
             prefill_chunk=profile.engine.prefill_chunk,
             vocab_size=tokenizer.vocab_size,
             max_draft=profile.max_draft,
-            feature_layers=feature_layers(profile),
+            feature_layers=layers,
         ),
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
@@ -97,74 +90,29 @@ def build(profile: Profile, *, remote: RemoteRoles = LOCAL) -> Built:
         limits=limits,
         grouping=Grouping(shares_cores=remote.drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
+        rules=rules or build_rules(profile, tokenizer),
     )
-    return Built(profile, scheduler, limits, tokenizer)
-
-
-def build_drafter(
-    profile: Profile, *, tokenizer: ChatTokenizer | None = None, features: "FeatureSource | None" = None
-) -> Drafter:
-    """The drafter of `profile`, in this process, warmed up. Raises ConfigError where it cannot draft for the target.
-
-    `features` are the target's, for a drafter that reads them.
-    """
-    match profile.drafter:
-        case NoDrafter():
-            return PlainDrafter()
-        case SuffixDrafter() as config:
-            return SuffixDrafterRole(
-                SuffixCache(
-                    max_depth=config.max_depth,
-                    max_draft=config.max_draft,
-                    factor=config.factor,
-                    offset=config.offset,
-                    min_prob=config.min_prob,
-                    max_tokens=config.max_tokens,
-                )
-            )
-        case ModelDrafter() as config:
-            return _model_drafter(profile, config, tokenizer or ChatTokenizer.load(profile.target.model))
-        case Eagle3Drafter() as config:
-            if features is None:
-                raise ConfigError(
-                    "drafter.kind: 'eagle3' reads the target's features, so it needs placement: colocated"
-                )
-            return _eagle3_drafter(profile, config, features)
-
-
-def feature_layers(profile: Profile) -> tuple[int, ...]:
-    """Target layers whose inputs the profile's drafter reads; none for most drafters."""
-    if not isinstance(profile.drafter, Eagle3Drafter):
-        return ()
-    from serving.models.eagle3_checkpoint import read_eagle3_config
-    from serving.models.loading import read_config
-
-    target, head = read_config(profile.target.model).get_text_config(), read_eagle3_config(profile.drafter.model)
-    if head.target_hidden_size != target.hidden_size:
-        raise ConfigError(
-            f"drafter.model: {profile.drafter.model!r} reads features of {head.target_hidden_size} numbers, "
-            f"{profile.target.model!r} has {target.hidden_size}: it was trained for another target"
-        )
-    return head.layers_of(target.num_hidden_layers)
+    return Built(profile, scheduler, limits, tokenizer, partial(feature_rows, target) if layers else None)
 
 
 def _verifier(profile: Profile, target: "PackedLM", remote_slim: RemoteModel | None) -> Verifier:
-    rule = StrictRule()
     if not isinstance(profile.verifier, ViaVerifier):
-        return FullVerifier(target, rule)
+        return FullVerifier(target)
     from serving.build_via import build_via
 
-    return build_via(profile, profile.verifier, full=target, rule=rule, slim=remote_slim)
+    return build_via(profile, profile.verifier, full=target, slim=remote_slim)
 
 
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
     """The limits that `profile` sets."""
     engine: EngineConfig = profile.engine
     greedy_only = "verifier 'via'" if isinstance(profile.verifier, ViaVerifier) else None
-    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, greedy_only)
+    return SchedulerLimits(
+        engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, profile.rule, greedy_only
+    )
 
 
-def _guard(target: ScoringModel, profile: Profile) -> Guard:
+def _guard(target: ScoringModel, profile: Profile) -> DraftPolicy:
     """Costs by passes over one sequence: what a row costs hardly depends on whose it is."""
     most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
     counts = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= max(2, most)]
@@ -172,8 +120,15 @@ def _guard(target: ScoringModel, profile: Profile) -> Guard:
     for _ in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
         for rows in counts:
             seconds[rows].append(_pass_s(target, rows))
-    costs = CostModel({rows: statistics.median(found) for rows, found in seconds.items()})
-    return Guard(costs, max_draft=profile.max_draft)
+    costs = {rows: statistics.median(found) for rows, found in seconds.items()}
+    match profile.drafter:
+        case HybridDrafter(cache=cache, model=model):
+            return SourceGuard(
+                cache=Guard(CostModel(costs), max_draft=cache.max_draft),
+                model=Guard(CostModel(costs), max_draft=model.max_draft),
+            )
+        case _:
+            return Guard(CostModel(costs), max_draft=profile.max_draft)
 
 
 def _pass_s(model: ScoringModel, rows: int) -> float:
@@ -185,46 +140,3 @@ def _pass_s(model: ScoringModel, rows: int) -> float:
     seconds = time.perf_counter() - started
     model.close("measure")
     return seconds
-
-
-def _eagle3_drafter(profile: Profile, config: Eagle3Drafter, features: "FeatureSource") -> Drafter:
-    from serving.models.eagle3_lm import load_eagle3_lm
-    from serving.models.loading import LoadOptions
-
-    engine = profile.engine
-    options = LoadOptions(
-        role="drafter", dtype=profile.target.dtype, num_rows=engine.max_sessions, max_length=engine.max_length,
-        prefill_chunk=engine.prefill_chunk, vocab_size=0, max_draft=config.max_draft,
-        with_logsumexp=config.min_confidence > 0,
-    )  # fmt: skip
-    model = load_eagle3_lm(config.model, target=profile.target.model, features=features, options=options)
-    return ModelDrafterRole(
-        model, max_length=engine.max_length, min_confidence=config.min_confidence, is_coupled=config.coupled,
-        source="eagle3",
-    )  # fmt: skip
-
-
-def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokenizer) -> Drafter:
-    from serving.models.draft_lm import draft_base, is_draft_lm
-    from serving.models.loading import LoadOptions, load_packed_lm, read_config
-
-    whole = draft_base(config.model) if is_draft_lm(config.model) else config.model
-    if whole != profile.target.model:
-        check_same_vocabulary(target=tokenizer, drafter=ChatTokenizer.load(whole))
-    context = getattr(read_config(config.model).get_text_config(), "max_position_embeddings", None)
-    limit = min(profile.engine.max_length, context or profile.engine.max_length)
-    model = load_packed_lm(
-        config.model,
-        LoadOptions(
-            role="drafter",
-            dtype=profile.target.dtype,
-            num_rows=profile.engine.max_sessions,
-            max_length=limit,
-            prefill_chunk=profile.engine.prefill_chunk,
-            vocab_size=tokenizer.vocab_size,
-            max_draft=config.max_draft,
-            with_logsumexp=config.min_confidence > 0,
-        ),
-    )
-    warm_up(model)
-    return ModelDrafterRole(model, max_length=limit, min_confidence=config.min_confidence, is_coupled=config.coupled)

@@ -1,25 +1,23 @@
 """Wiring of VIA-SD: the slim verifier of a profile, in place or alone, and the three tiers around it. No Ray here."""
 
+from serving.build_drafter import warm_up
 from serving.config import Profile, ViaVerifier
-from serving.decode.warming import warm_up
 from serving.models.layer_mask import LayerMask, read_mask
 from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import SeededSlim, slim_in_place
 from serving.models.tokenizer import ChatTokenizer
-from serving.protocols import AcceptanceRule, RemoteModel, ScoringModel
+from serving.protocols import RemoteModel, ScoringModel
 from serving.rules.via import ViaGates
 from serving.verifiers.via import ViaVerifier as ViaVerifierRole
 
 
-def build_via(
-    profile: Profile, config: ViaVerifier, *, full: PackedLM, rule: AcceptanceRule, slim: RemoteModel | None
-) -> ViaVerifierRole:
+def build_via(profile: Profile, config: ViaVerifier, *, full: PackedLM, slim: RemoteModel | None) -> ViaVerifierRole:
     """Three tiers; without a remote `slim` it runs in place, on the weights of `full`."""
     gates = gates_of(config)
     if slim is None:
-        return ViaVerifierRole(slim=_in_place(profile, config, full), full=full, rule=rule, gates=gates)
-    return ViaVerifierRole(slim=slim, full=full, rule=rule, gates=gates, is_degraded=lambda: slim.degraded)
+        return ViaVerifierRole(slim=_in_place(profile, config, full), full=full, gates=gates)
+    return ViaVerifierRole(slim=slim, full=full, gates=gates, is_degraded=lambda: slim.degraded)
 
 
 def build_slim(profile: Profile, config: ViaVerifier) -> ScoringModel:

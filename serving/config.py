@@ -1,18 +1,17 @@
 """Profiles: the unit that is tuned, certified and served. Frozen, every number bounded, unknown keys refused."""
 
+import hashlib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from serving.config_rules import Frozen as _Frozen
+from serving.config_rules import RuleConfig, StrictRule
 from serving.errors import ConfigError
 
 PROFILES_DIR = Path(__file__).parent / "assets" / "profiles"
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelConfig(_Frozen):
@@ -66,10 +65,43 @@ class Eagle3Drafter(_ChainDrafter):
     model: str = "smollm2-135m-eagle3"
 
 
-class StrictRule(_Frozen):
-    """Accept a draft token iff it is the token the target itself emits: lossless."""
+# Drafters that cost passes of a model: what a hybrid may fall back on.
+ModelArm: TypeAlias = Annotated[ModelDrafter | Eagle3Drafter, Field(discriminator="kind")]
 
-    kind: Literal["strict"] = "strict"
+
+class YieldChooser(_Frozen):
+    """The cache's draft where its predicted yield exceeds `tau` tokens; .inf is model-only, -.inf cache-only."""
+
+    kind: Literal["yield"] = "yield"
+    predictor: str = Field(default="smollm2-135m-yield", description="shipped name, or folder made by train-yield")
+    tau: float = Field(default=6.0, allow_inf_nan=True)
+
+    @field_validator("tau")
+    @classmethod
+    def _is_a_number(cls, tau: float) -> float:
+        if tau != tau:
+            raise ValueError("must be a number, .inf or -.inf")
+        return tau
+
+
+class RuleChooser(_Frozen):
+    """The cache's draft where the sum of its path probabilities reaches `least_score`; None: the model's max_draft."""
+
+    kind: Literal["rule"] = "rule"
+    least_score: float | None = Field(default=None, ge=0.0, le=64.0)
+
+
+class HybridDrafter(_Frozen):
+    """Cache or model, chosen for each draft (HVD)."""
+
+    kind: Literal["hybrid"] = "hybrid"
+    cache: SuffixDrafter = SuffixDrafter()
+    model: ModelArm = ModelDrafter()
+    chooser: Annotated[YieldChooser | RuleChooser, Field(discriminator="kind")] = YieldChooser()
+
+    @property
+    def max_draft(self) -> int:
+        return max(self.cache.max_draft, self.model.max_draft)
 
 
 class FullVerifier(_Frozen):
@@ -115,7 +147,9 @@ class EngineConfig(_Frozen):
     guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 
 
-DrafterConfig = Annotated[NoDrafter | SuffixDrafter | ModelDrafter | Eagle3Drafter, Field(discriminator="kind")]
+DrafterConfig = Annotated[
+    NoDrafter | SuffixDrafter | ModelDrafter | Eagle3Drafter | HybridDrafter, Field(discriminator="kind")
+]
 VerifierConfig = Annotated[FullVerifier | ViaVerifier, Field(discriminator="kind")]
 
 
@@ -126,10 +160,10 @@ class Profile(_Frozen):
     target: ModelConfig = ModelConfig()
     drafter: DrafterConfig = NoDrafter()
     verifier: VerifierConfig = FullVerifier()
-    rule: StrictRule = StrictRule()
+    rule: RuleConfig = StrictRule()
     engine: EngineConfig = EngineConfig()
     placement: Literal["separate", "colocated"] = "separate"
-    allow_uncertified: bool = Field(default=False, description="serve a lossy profile that no certificate vouches for")
+    allow_uncertified: bool = Field(default=False, description="serve a lossy profile without a certificate")
 
     @model_validator(mode="after")
     def _verifier_fits(self) -> Self:
@@ -148,15 +182,29 @@ class Profile(_Frozen):
     @property
     def is_lossless(self) -> bool:
         """Whether every answer is the target's own, token for token."""
-        return isinstance(self.verifier, FullVerifier)
+        return self.rule.is_lossless and isinstance(self.verifier, FullVerifier)
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits that name everything this profile says; calibrated counts by content, not by path."""
+        content = self.model_dump_json(exclude={"rule": {"table"}})
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @model_validator(mode="after")
+    def _rule_has_drafts(self) -> Self:
+        if self.rule.kind != "strict" and self.max_draft == 0:
+            raise ValueError(f"rule {self.rule.kind!r} judges drafts, but drafter 'none' makes none; choose a drafter")
+        return self
 
 
 def check_servable(profile: Profile) -> None:
     """Raise ConfigError for a lossy profile that nothing vouches for and whose file does not ask for that."""
     if not profile.is_lossless and not profile.allow_uncertified:
+        lossy = f"verifier {profile.verifier.kind!r}" if profile.rule.is_lossless else f"rule {profile.rule.kind!r}"
         raise ConfigError(
-            f"profile {profile.name!r} is lossy (verifier {profile.verifier.kind!r}) and has no certificate; set "
-            "`allow_uncertified: true` in its file to serve it all the same"
+            f"profile {profile.name!r} is lossy ({lossy}) and has no certificate; set "
+            "`allow_uncertified: true` in its file to serve it all the same, or `rule: {kind: strict}` with "
+            "`verifier: {kind: full}`"
         )
 
 
@@ -174,7 +222,8 @@ def load_profile(name_or_path: str) -> Profile:
         shipped = ", ".join(profile_names())
         raise ConfigError(f"profile: {name_or_path!r} is neither a shipped profile ({shipped}) nor a file")
     try:
-        return Profile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Profile.model_validate(values, context={"folder": path.parent.resolve()})
     except UnicodeDecodeError:
         raise ConfigError(f"profile {path}: is no UTF-8 text") from None
     except (ValidationError, yaml.YAMLError) as error:

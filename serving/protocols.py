@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.session import AcceptanceRule as AcceptanceRule
 from serving.session import Session
-from serving.types import GREEDY, Draft, Ids, Ledger, Sampling, ScoreTable, Verdict, Verified
+from serving.types import GREEDY, Draft, DraftLimits, Ids, Sampling, ScoreTable, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,10 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Propose at most `max_draft` tokens after `ids` (prompt + output so far)."""
+    """Propose at most `max_draft` tokens after `ids` (prompt + output so far).
+
+    A drafter with several sources heeds `max_by_source` as well; one that has a single source need not look at it.
+    """
 
     session_id: str
     ids: Ids
@@ -48,6 +52,38 @@ class DraftRequest:
     max_draft: int
     salt: str = ""
     sampling: Sampling = GREEDY
+    max_by_source: DraftLimits | None = None
+
+    @property
+    def cache_limit(self) -> int:
+        """The most tokens that a look-up may draft."""
+        return self.max_draft if self.max_by_source is None else min(self.max_draft, self.max_by_source.cache)
+
+    @property
+    def model_limit(self) -> int:
+        """The most tokens that a model may draft."""
+        return self.max_draft if self.max_by_source is None else min(self.max_draft, self.max_by_source.model)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """A target's features of positions start..start + count - 1, bfloat16 rows as bytes: the one kind of hidden state
+    that leaves the process that made it.
+    """
+
+    start: int
+    count: int
+    data: bytes
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+class ReadFeatures(Protocol):
+    """What the target knows of the positions of `ids` from `start` on. KeyError without such a session."""
+
+    def __call__(self, session_id: str, ids: Ids, start: int) -> FeatureRows: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +167,6 @@ class RemoteModel(ScoringModel, Protocol):
     def degraded(self) -> bool:
         """True while it is out of reach."""
         ...
-
-
-class AcceptanceRule(Protocol):
-    """Judges one block of one sequence. Pure: judging twice never charges twice."""
-
-    @property
-    def is_lossless(self) -> bool: ...
-
-    def judge(self, scores: ScoreTable, ledger: Ledger) -> Verdict: ...
 
 
 class Verifier(Protocol):

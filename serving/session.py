@@ -1,11 +1,12 @@
 """The mutable state of one request. Touched by the engine thread only."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from serving.types import (
-    ExceptionRecord,
+    NOTHING_EMITTED,
     FinishReason,
     GenerationRequest,
     Ids,
@@ -13,8 +14,22 @@ from serving.types import (
     Limits,
     Receipt,
     Sampling,
+    ScoreTable,
     Verdict,
 )
+
+
+class AcceptanceRule(Protocol):
+    """Judges blocks of one sequence. Judging is pure: doing it twice never charges twice."""
+
+    @property
+    def is_lossless(self) -> bool: ...
+
+    def judge(self, scores: ScoreTable, ledger: Ledger) -> Verdict: ...
+
+    def learn(self, emitted: Verdict) -> None:
+        """Hear what of a verdict was emitted, once; what a later block is judged by may depend on it."""
+        ...
 
 
 @dataclass
@@ -31,15 +46,18 @@ class Session:
     salt: str
     max_draft: int
     num_logprobs: int | None
+    rule: AcceptanceRule
     ledger: Ledger
     receipt: Receipt
+    wants_tiers: bool = False
+    is_strict: bool = False
     round: int = 0
     finish_reason: FinishReason | None = None
     _buffer: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
     _length: int = 0
 
     @classmethod
-    def admit(cls, request: GenerationRequest, *, max_draft: int) -> "Session":
+    def admit(cls, request: GenerationRequest, rule: AcceptanceRule, *, max_draft: int) -> "Session":
         """A session for `request`; what an earlier replica delivered counts as output, not as prompt."""
         capacity = len(request.prompt_ids) + request.limits.max_tokens
         buffer = np.zeros(capacity, dtype=np.int32)
@@ -54,8 +72,11 @@ class Session:
             salt=request.salt,
             max_draft=wanted,
             num_logprobs=request.num_logprobs,
+            rule=rule,
             ledger=request.ledger,
             receipt=request.receipt or Receipt(),
+            wants_tiers=request.wants_tiers,
+            is_strict=request.tightening.is_strict,
             _buffer=buffer,
             _length=len(known),
         )
@@ -94,16 +115,17 @@ class Session:
         """Committed tokens followed by `draft_ids`, as one array."""
         return np.concatenate([self.tokens, draft_ids]) if len(draft_ids) else self.tokens
 
-    def commit(self, ids: Ids, verdict: Verdict, *, round_number: int) -> tuple[ExceptionRecord, ...]:
-        """Append emitted `ids` and charge the exceptions among them; returns those charged.
+    def commit(self, ids: Ids, verdict: Verdict, *, round_number: int) -> Verdict:
+        """Append emitted `ids`, charge the exceptions among them, let the rule learn; returns what was emitted.
 
-        Idempotent: a round that is already committed changes nothing and charges nothing.
+        Idempotent: a round that is already committed changes nothing, charges nothing and teaches nothing.
         """
         if round_number != self.round:
-            return ()
-        charged = tuple(e for e in verdict.exceptions if e.index < len(ids))
+            return NOTHING_EMITTED
+        emitted = verdict.emitted(len(ids))
         self._buffer[self._length : self._length + len(ids)] = ids
         self._length += len(ids)
-        self.ledger = self.ledger.charge(charged)
+        self.ledger = self.ledger.charge(emitted.exceptions)
+        self.rule.learn(emitted)
         self.round += 1
-        return charged
+        return emitted

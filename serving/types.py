@@ -4,7 +4,7 @@ K drafted tokens, S = K + 1 scored rows. Row i is conditioned on the committed t
 its argmax (or pre-drawn sample) is what the target itself would emit there. Ids are int32, logits float32 in nats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -50,6 +50,19 @@ class Draft:
 
 
 EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """The most tokens to draft in a round, by what drafting costs: a look-up next to nothing, a model its passes."""
+
+    cache: int
+    model: int
+
+    @property
+    def most(self) -> int:
+        """Of any source; 0 asks nobody."""
+        return max(self.cache, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,10 @@ class ScoreTable:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRecord:
-    """One accepted mismatch: block index, both ids, its regret in nats, and the pair's count where a memory has it."""
+    """One mismatch that was met: block index, both ids, regret in nats, and the pair's count where a memory has it.
+
+    In a chunk and a receipt `index` is the token's place in the request's output, from 0.
+    """
 
     index: int
     draft_id: int
@@ -140,12 +156,37 @@ class ExceptionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A rule's judgement of one block: accept draft[:num_accepted], then emit `next_id` (recovered or bonus)."""
+    """A rule's judgement of one block: accept draft[:num_accepted], then emit `next_id` (recovered or bonus).
+
+    `exceptions` are the mismatches that were accepted, `rejected` is the one that ended the block, if any;
+    `is_exhausted` says that only the budget stood in its way.
+    """
 
     num_accepted: int
     next_id: int | None
     tiers: tuple[Tier, ...]
     exceptions: tuple[ExceptionRecord, ...] = ()
+    rejected: ExceptionRecord | None = None
+    is_exhausted: bool = False
+
+    @property
+    def seen(self) -> tuple[ExceptionRecord, ...]:
+        """Every mismatch that was met, in order."""
+        return self.exceptions if self.rejected is None else (*self.exceptions, self.rejected)
+
+    def emitted(self, num_ids: int) -> "Verdict":
+        """What of this verdict stands in the first `num_ids` tokens of its block."""
+        return replace(
+            self,
+            num_accepted=min(num_ids, self.num_accepted),
+            next_id=self.next_id if num_ids > self.num_accepted else None,
+            tiers=self.tiers[:num_ids],
+            exceptions=tuple(exception for exception in self.exceptions if exception.index < num_ids),
+            rejected=self.rejected if self.rejected is not None and self.rejected.index < num_ids else None,
+        )
+
+
+NOTHING_EMITTED = Verdict(0, None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +264,16 @@ GREEDY = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
+class Tightening:
+    """What a request takes away from its profile's rule; None leaves a control as it is."""
+
+    is_strict: bool = False
+    budget: float | None = None
+    gate: float | None = None
+    max_exceptions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What ends a request: at most `max_tokens` new tokens, any stop id (kept in the ids), any stop string (cut).
 
@@ -237,10 +288,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `resume_ids` are output ids already delivered by a replica that died.
+    """One sequence to generate. `resume_ids` are output ids already delivered by a replica that died, `resume_seen` the
+    divergences (draft id, target id) among them.
 
-    `num_logprobs` asks for the log probability of every emitted token and of the so many likeliest beside it.
-    `received_s` is when the gateway got it, in Unix time.
+    `num_logprobs` asks for the log probability of every emitted token and of the so many likeliest beside it,
+    `wants_tiers` for the tier of every token. `received_s` is when the gateway got it, in Unix time.
     """
 
     request_id: str
@@ -250,7 +302,10 @@ class GenerationRequest:
     max_draft: int | None = None
     num_logprobs: int | None = None
     salt: str = ""
+    tightening: Tightening = Tightening()
+    wants_tiers: bool = False
     resume_ids: Ids = field(default_factory=lambda: EMPTY_IDS)
+    resume_seen: tuple[tuple[int, int], ...] = ()
     ledger: Ledger = Ledger()
     receipt: "Receipt | None" = None
     received_s: float | None = None
@@ -277,7 +332,10 @@ class Receipt:
     """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
 
     accepted excludes the recovered and the bonus token of each round; emitted counts every new token; replaced are
-    drafted tokens whose place another one took; cached_tokens are prompt tokens whose KV was there already.
+    drafted tokens whose place another one took; cached_tokens are prompt tokens whose KV was there already; choices
+    counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the sum) and the regret spent in
+    nats, exceptions, those among them whose pair a memory knew (rescues), and the output token at which the budget
+    first stood in the way. `profile` and `memory` name the profile and the counts as of the admission.
     """
 
     rounds: int = 0
@@ -289,9 +347,17 @@ class Receipt:
     drafts_empty: int = 0
     cached_tokens: int = 0
     resumed: int = 0
+    choices: Mapping[DraftSource, int] = field(default_factory=dict)
     degraded: bool = False
     lossless: bool = True
     reason: str = "strict rule, full tier: every token is the target's own"
+    budget: float | None = 0.0
+    regret_spent: float = 0.0
+    num_exceptions: int = 0
+    rescues: int = 0
+    exhausted_at: int | None = None
+    profile: str = ""
+    memory: str = ""
     slim: SlimReceipt | None = None
 
     @property
@@ -304,13 +370,19 @@ class Receipt:
         """replaced / drafted, 0 where nothing was drafted."""
         return self.replaced / self.drafted if self.drafted else 0.0
 
+    @property
+    def regret_left(self) -> float | None:
+        """Nats that may still be spent; None where nothing bounds their sum."""
+        return None if self.budget is None else max(0.0, self.budget - self.regret_spent)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What one round adds to one request's stream. `text` may lag `ids` while a character or stop is undecided.
 
     Each chunk carries the whole state a fresh replica needs to go on: ids so far are the receiver's to keep,
-    the ledger and the receipt are as of this round. `logprobs` has one entry an id where the request asked for them.
+    the ledger and the receipt are as of this round. `logprobs` and `tiers` have one entry an id where the request
+    asked for them. `exceptions` and `seen`, the divergences (draft id, target id), are this chunk's only.
     """
 
     request_id: str
@@ -320,4 +392,7 @@ class Chunk:
     ledger: Ledger = Ledger()
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    tiers: tuple[Tier, ...] = ()
+    exceptions: tuple[ExceptionRecord, ...] = ()
+    seen: tuple[tuple[int, int], ...] = ()
     error: str | None = None

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from serving.app import AppArgs, app
 from serving.config import Profile, SuffixDrafter, ViaVerifier, check_servable, load_profile, profile_names
+from serving.config_rules import AsdRule, CsdRule
 from serving.errors import ConfigError
 
 
 def test_shipped_profiles_load_under_their_names() -> None:
-    assert profile_names() == ["plain", "strict", "suffix"]
+    assert profile_names() == ["asd", "eagle3", "plain", "strict", "suffix"]
     for name in profile_names():
         assert load_profile(name).name == name
 
@@ -26,6 +28,12 @@ def test_shipped_profiles_load_under_their_names() -> None:
         ("name: a\ndrafter: {kind: suffix}\nverifier: {kind: via, seed_from_full: true}", "placement: colocated"),
         ("name: a\ndrafter: {kind: flexdraft}\nverifier: {kind: via}", "drafter"),
         ("name: a b", "name"),
+        ("name: a\nrule: {kind: asd}", "rule 'asd' judges drafts, but drafter 'none' makes none"),
+        ("name: a\nrule: {kind: asd, max_exceptions: 0}", "budget is 8, but max_exceptions is 0"),
+        ("name: a\nrule: {kind: asd, budget: -1}", "rule.asd.budget"),
+        ("name: a\nrule: {kind: csd, min_ratio: 2.5}", "rule.csd.min_ratio"),
+        ("name: a\nrule: {kind: csd, table: t.parquet}", "table and table_hash belong together"),
+        ("name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: [0.5]}}", "shares must add up to 1"),
         ("- a\n- b", "document"),
         ("name: [", "while parsing"),
     ],
@@ -39,7 +47,7 @@ def test_a_wrong_profile_is_one_sentence(tmp_path: Path, text: str, said: str) -
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
-    with pytest.raises(ConfigError, match="plain, strict, suffix"):
+    with pytest.raises(ConfigError, match="asd, eagle3, plain, strict, suffix"):
         load_profile("nope")
 
 
@@ -47,10 +55,45 @@ def test_a_profile_without_a_drafter_never_drafts() -> None:
     assert Profile(name="a").max_draft == 0
 
 
-def test_case_28_a_lossy_profile_is_not_served_by_accident() -> None:
+def test_case_28_three_tiers_are_not_served_by_accident() -> None:
     lossy = Profile(name="a", drafter=SuffixDrafter(), verifier=ViaVerifier())
     assert not lossy.is_lossless
-    with pytest.raises(ConfigError, match="allow_uncertified"):
+    with pytest.raises(ConfigError, match=r"verifier 'via'.*allow_uncertified"):
         check_servable(lossy)
     check_servable(lossy.model_copy(update={"allow_uncertified": True}))
-    check_servable(Profile(name="b", drafter=SuffixDrafter()))
+
+
+LOSSY = "name: mine\ndrafter: {kind: suffix}\nrule: {kind: %s}\n"
+
+
+@pytest.mark.parametrize("kind", ["asd", "csd", "asd-csd"])
+def test_case_28_a_lossy_profile_without_certificate_or_opt_in_is_not_served(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(LOSSY % kind)
+    with pytest.raises(ConfigError, match=f"'mine' is lossy .rule '{kind}'. and has no certificate") as caught:
+        app(AppArgs(profile=str(path)))
+    assert "allow_uncertified: true" in str(caught.value)
+    path.write_text(LOSSY % kind + "allow_uncertified: true\n")
+    check_servable(load_profile(str(path)))
+
+
+@pytest.mark.parametrize("rule", [AsdRule(budget=0.0), AsdRule(gate=0.0), CsdRule(min_ratio=1.5)])
+def test_a_rule_with_nothing_to_accept_needs_no_opt_in(rule: AsdRule | CsdRule) -> None:
+    check_servable(Profile(name="a", drafter=SuffixDrafter(), rule=rule))
+
+
+def test_a_table_lies_beside_its_profile_and_its_place_is_no_part_of_the_hash(tmp_path: Path) -> None:
+    hashes = set()
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        path = folder / "mine.yaml"
+        path.write_text(
+            "name: mine\ndrafter: {kind: suffix}\nrule: {kind: csd, table: t.parquet, table_hash: '%s'}" % ("0" * 16)
+        )
+        profile = load_profile(str(path))
+        assert isinstance(profile.rule, CsdRule)
+        assert profile.rule.table == str(folder / "t.parquet")
+        hashes.add(profile.hash)
+    other = profile.model_copy(update={"rule": profile.rule.model_copy(update={"table_hash": "1" * 16})})
+    assert len(hashes) == 1
+    assert other.hash not in hashes

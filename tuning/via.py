@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from serving.build import build_drafter
+from serving.build_drafter import build_drafter
 from serving.config import Profile, ViaVerifier
 from serving.models.kv_store import KVShape, KVStore
 from serving.models.layer_mask import read_mask

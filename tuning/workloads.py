@@ -1,75 +1,72 @@
-"""Prompts whose answers repeat most of what they are given: texts and code to be returned with a small change."""
+"""Prompts for benchmarks and for training the yield predictor: edits, agentic work, chat, and a mixture.
 
+The answers to edits and agentic work repeat most of what they are given; those to chat hardly repeat anything. A prompt
+belongs to the training or to the test split by a hash of its text, so no request is in both, whatever the seeds.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
 
 import numpy as np
 
 from tuning.prompts import Prompt
+from tuning.workload_texts import chat_question, code_edit, revision, text_edit, tool_calls
 
-_PLACES = ("Lisbon", "Oslo", "Quito", "Nairobi", "Hanoi", "Turin", "Perth", "Gdansk", "Leeds", "Kyoto")
-_PEOPLE = ("Ada", "Bruno", "Chiara", "Deniz", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas")
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
-_GOODS = ("lamps", "bicycles", "printers", "tables", "pumps", "cameras", "kettles", "radios", "drills", "scales")
-_SENTENCES = (
-    "On {day} the team in {place} counted {number} {goods} and found that {few} of them were damaged on the way.",
-    "{person} wrote to the supplier in {place} and asked for {few} new {goods} before the end of the month.",
-    "The price of the {goods} rose by {few} percent, while the cost of transport to {place} stayed the same.",
-    "A second delivery of {number} {goods} is expected in {place} on {day}, if the weather allows it.",
-    "{person} will visit the warehouse in {place} on {day} and check the new shelves for the {goods}.",
-    "Last year the shop in {place} sold {number} {goods}, which was {few} more than the year before.",
-)
-_VERBS = ("count", "sum", "filter", "sort", "merge", "check", "split", "load", "store", "clean")
-_NOUNS = ("orders", "items", "users", "prices", "events", "rows", "scores", "files", "names", "dates")
-_FUNCTION = '''def {verb}_{noun}({noun}, limit={few}):
-    """Return the {noun} that pass the {verb} step."""
-    result = []
-    for index, value in enumerate({noun}):
-        if value is None or index >= limit:
-            continue
-        result.append(value + {number})
-    return result
-'''
+Kind = Literal["edits", "agentic", "chat", "mixed"]
+Split = Literal["train", "test"]
+KINDS: tuple[Kind, ...] = ("edits", "agentic", "chat", "mixed")
+_Maker = Callable[[np.random.Generator, str, int], Prompt]
+
+# Makers that take turns. "mixed" is half edits and agentic work, half chat.
+_MAKERS: dict[Kind, tuple[_Maker, ...]] = {
+    "edits": (text_edit, code_edit),
+    "agentic": (code_edit, tool_calls, revision),
+    "chat": (chat_question,),
+    "mixed": (text_edit, chat_question, code_edit, chat_question, tool_calls, chat_question, revision, chat_question),
+}
 
 
 @dataclass(frozen=True)
-class EditWorkload:
-    """`count` prompts, documents and code in turn; the same for the same seed. A text is about `size` tokens long."""
+class Workload:
+    """`count` prompts of a kind; the same for the same seed. A text to be edited is about `size` tokens long.
 
+    With a `split` only prompts of that split; a test prompt is then never a training prompt, under any seed.
+    """
+
+    kind: Kind
     count: int
     seed: int = 0
     size: int = 300
+    split: Split | None = None
 
     def prompts(self) -> list[Prompt]:
-        """Tasks are "edit-text" and "edit-code"; the reference is the text as it should come back."""
-        made = []
-        for number in range(self.count):
-            rng = np.random.default_rng((self.seed, number))
-            make = self._code if number % 2 else self._document
-            made.append(make(rng, number))
-        return made
+        """Tasks are edit-text, edit-code, tool-calls, revision and chat; edits have the text due as `reference`."""
+        return list(islice(self._endless(), self.count))
 
-    def _document(self, rng: np.random.Generator, number: int) -> Prompt:
-        sentences = [_fill(rng, str(rng.choice(_SENTENCES))) for _ in range(self.size // 26)]
-        text = " ".join(sentences)
-        old = next((day for day in _DAYS if day in text), "the")
-        new = "Sunday"
-        ask = f'Copy the following text word for word, but replace "{old}" by "{new}". Answer with the text only.'
-        return Prompt(
-            id=f"edit-text-{self.seed}-{number}", task="edit-text", turns=(f"{ask}\n\n{text}",),
-            reference=text.replace(old, new),
-        )  # fmt: skip
+    def _endless(self) -> Iterator[Prompt]:
+        """Without end and without a text twice."""
+        seen: set[str] = set()
+        makers = [self._of_one(turn, maker) for turn, maker in enumerate(_MAKERS[self.kind])]
+        while True:
+            for maker in makers:
+                prompt = next(one for one in maker if one.text not in seen)
+                seen.add(prompt.text)
+                yield prompt
 
-    def _code(self, rng: np.random.Generator, number: int) -> Prompt:
-        text = "\n\n".join(_fill(rng, _FUNCTION) for _ in range(max(1, self.size // 75)))
-        ask = 'Write this Python file again with "result" renamed to "found". Answer with the code only.'
-        return Prompt(
-            id=f"edit-code-{self.seed}-{number}", task="edit-code", turns=(f"{ask}\n\n```python\n{text}```",),
-            reference=text.replace("result", "found"),
-        )  # fmt: skip
+    def _of_one(self, turn: int, maker: _Maker) -> Iterator[Prompt]:
+        number = 0
+        while True:
+            rng = np.random.default_rng((self.seed, turn, number))
+            prompt = maker(rng, f"{turn}-{self.seed}-{number}", self.size)
+            number += 1
+            if self.split in (None, split_of(prompt.text)):
+                yield prompt
 
 
-def _fill(rng: np.random.Generator, template: str) -> str:
-    return template.format(
-        day=rng.choice(_DAYS), place=rng.choice(_PLACES), person=rng.choice(_PEOPLE), goods=rng.choice(_GOODS),
-        number=rng.integers(20, 900), few=rng.integers(2, 19), verb=rng.choice(_VERBS), noun=rng.choice(_NOUNS),
-    )  # fmt: skip
+def split_of(text: str) -> Split:
+    """By a hash of the text, white space and case aside: half of all texts are for training."""
+    normalised = " ".join(text.lower().split())
+    return "test" if hashlib.sha256(normalised.encode()).digest()[0] % 2 else "train"

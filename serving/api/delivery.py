@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from serving.api.connection import closed_after
 from serving.api.errors import RETRY_AFTER_S, ApiError, Failure
-from serving.api.responses import FinishReason, SpeculationReceipt
-from serving.types import Chunk, Receipt, TokenLogprob
+from serving.api.responses import FinishReason
+from serving.types import Chunk, ExceptionRecord, Receipt, Tier, TokenLogprob
 
 
 class GenerationFailedError(Exception):
@@ -46,10 +46,13 @@ class Delivery:
     index: int
     num_prompt_tokens: int
     wants_logprobs: bool = False
+    wants_tiers: bool = False
     echo: str = ""
     num_tokens: int = 0
     receipt: Receipt | None = None
     finish_reason: FinishReason | None = None
+    exceptions: list[ExceptionRecord] = field(default_factory=list)
+    tiers: list[Tier] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
     _is_finish_taken: bool = False
@@ -60,10 +63,6 @@ class Delivery:
     @property
     def has_begun(self) -> bool:
         return self.receipt is not None
-
-    @property
-    def speculation(self) -> SpeculationReceipt:
-        return SpeculationReceipt.of(self.receipt or Receipt())
 
     def add(self, chunk: Chunk) -> None:
         """Count one chunk. Raises when it says that the request failed or was cancelled."""
@@ -78,6 +77,8 @@ class Delivery:
         self.receipt = chunk.receipt
         self._texts.append(chunk.text)
         self._logprobs += chunk.logprobs or ()
+        self.exceptions += chunk.exceptions
+        self.tiers += chunk.tiers
 
     def take(self) -> Delta:
         """All that was added and not taken before."""

@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from serving.api.backend import Speller
 from serving.api.delivery import Delivery, Delta
+from serving.api.receipts import receipt_of
 from serving.api.responses import Frame, Usage, Whole
 from serving.api.tally import Tally
 
 
 class Framing(Protocol):
     """How one endpoint dresses what was delivered."""
+
+    @property
+    def speller(self) -> Speller: ...
 
     def opening(self, index: int) -> Sequence[Frame]:
         """What comes before the first text of a choice."""
@@ -31,7 +36,7 @@ def streamed(framing: Framing, delivery: Delivery) -> list[Frame]:
     delta = delivery.take()
     frames = [framing.delta(delta)] if delta else []
     if delta.finish_reason is not None:
-        frames.append(framing.closing(delta).model_copy(update={"speculation": delivery.speculation}))
+        frames.append(framing.closing(delta).model_copy(update={"speculation": receipt_of(delivery, framing.speller)}))
     return frames
 
 
@@ -44,7 +49,7 @@ def usage_frame(framing: Framing, tally: Tally) -> Frame:
 def whole(framing: Framing, tally: Tally) -> Whole:
     """The answer with its receipt, or where it has several choices with one on each."""
     answer = framing.whole([delivery.take() for delivery in tally.deliveries], tally.usage)
-    receipts = [delivery.speculation for delivery in tally.deliveries]
+    receipts = [receipt_of(delivery, framing.speller) for delivery in tally.deliveries]
     if len(receipts) == 1:
         return answer.model_copy(update={"speculation": receipts[0]})
     pairs = zip(answer.choices, receipts, strict=True)

@@ -11,6 +11,7 @@ from serving.api.sampling import base_seed, choice_seed, limits_of, sampling_of
 from serving.api.schema import CompletionBody
 from serving.config import Profile
 from serving.errors import RequestError
+from serving.rules.tighten import rule_for
 from serving.types import GenerationRequest, Ids
 
 DEFAULT_MAX_TOKENS = 1024
@@ -69,7 +70,10 @@ def _choices(body: CompletionBody, prompt: Prompt, *, backend: Backend, tenant: 
         max_draft=_max_draft(body, profile),
         num_logprobs=body.num_logprobs,
         salt=tenant,
+        tightening=body.speculation.tightening,
+        wants_tiers=body.speculation.detail,
     )
+    rule_for(profile.rule, first)
     return [replace(first, sampling=replace(sampling, seed=choice_seed(seed, choice))) for choice in range(body.n)]
 
 
@@ -101,7 +105,7 @@ def _max_tokens(body: CompletionBody, *, num_prompt_tokens: int, room: int) -> i
 
 
 def _max_draft(body: CompletionBody, profile: Profile) -> int | None:
-    wanted = body.draft_limit
+    wanted = body.speculation.draft_limit
     if wanted is not None and wanted > profile.max_draft:
         raise RequestError(
             "speculation.max_draft",

@@ -5,12 +5,11 @@ answer with one choice is its own field, that of one with several a field of eac
 chunk with the choice's finish reason.
 """
 
-from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel
 
-from serving.types import Receipt
+from serving.types import Tier
 
 FinishReason = Literal["stop", "length"]
 
@@ -52,8 +51,27 @@ class SlimVerification(BaseModel):
     unseen: int
 
 
+class ExceptionEntry(BaseModel):
+    """A token that is not the target's own choice: its place in the output, what the target preferred and by how much.
+
+    `regret` is log p(target token) - log p(this token) in nats; `count` is how often the pair was seen before.
+    """
+
+    position: int
+    draft_token: str
+    draft_id: int
+    target_token: str
+    target_id: int
+    regret: float
+    count: int
+
+
 class SpeculationReceipt(BaseModel):
-    """What speculation did for one choice; counts are tokens, rounds and target passes."""
+    """What speculation did for one choice; counts are tokens, rounds and target passes.
+
+    Of a lossy profile: every exception, what they cost and may still cost, and what the answer was judged by. `tiers`
+    has one entry a token where the request asked for detail.
+    """
 
     rounds: int
     drafted: int
@@ -64,16 +82,22 @@ class SpeculationReceipt(BaseModel):
     drafts_empty: int
     cached_tokens: int
     resumed: int
+    choices: dict[str, int]
     degraded: bool
     lossless: bool
     reason: str
     acceptance_rate: float
+    budget: float | None
+    regret_spent: float
+    regret_left: float | None
+    num_exceptions: int
+    rescues: int
+    exhausted_at: int | None
+    profile: str
+    memory: str
+    exceptions: list[ExceptionEntry]
+    tiers: list[Tier] | None = None
     slim: SlimVerification | None = None
-
-    @classmethod
-    def of(cls, receipt: Receipt) -> "SpeculationReceipt":
-        fields = {name: value for name, value in asdict(receipt).items() if value is not None}
-        return cls(**fields, acceptance_rate=receipt.acceptance_rate)
 
 
 class TopLogprob(BaseModel):

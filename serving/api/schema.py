@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.api.neutral import Encodable, Text, only, refused
+from serving.types import Tightening
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -23,10 +24,18 @@ class Strict(BaseModel):
 
 
 class Speculation(Strict):
-    """What a request may tighten: `mode` off decodes plainly, `max_draft` lowers the profile's K."""
+    """What a request may tighten, and `detail` for the tier of every token in the receipt.
 
-    mode: Literal["profile", "off"] = "profile"
+    `mode` off decodes plainly, strict accepts only the target's own tokens; `max_draft` lowers the profile's K, the
+    others the controls of its ASD rule.
+    """
+
+    mode: Literal["profile", "strict", "off"] = "profile"
     max_draft: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    budget: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    gate: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    max_exceptions: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    detail: bool = False
 
     @field_validator("max_draft")
     @classmethod
@@ -35,10 +44,22 @@ class Speculation(Strict):
             raise refused(f"must be 0 or absent where mode is 'off', got {value}")
         return value
 
+    @field_validator("budget", "gate", "max_exceptions")
+    @classmethod
+    def _has_an_effect(cls, value: float | None, info: ValidationInfo) -> float | None:
+        mode = info.data.get("mode", "profile")
+        if value is not None and mode != "profile":
+            raise refused(f"has no effect where mode is {mode!r}; leave one of them out")
+        return value
+
     @property
     def draft_limit(self) -> int | None:
         """The largest K wanted; None leaves it to the profile."""
         return 0 if self.mode == "off" else self.max_draft
+
+    @property
+    def tightening(self) -> Tightening:
+        return Tightening(self.mode != "profile", self.budget, self.gate, self.max_exceptions)
 
 
 class StreamOptions(Strict):
@@ -82,7 +103,7 @@ class CompletionBody(Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
 
-    speculation: Speculation | None = None
+    speculation: Annotated[Speculation, _or({})] = Speculation()
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS), Encodable] | None = None
 
     # What other servers of open models take as well; -1 and 0 turn top_k off
@@ -110,10 +131,6 @@ class CompletionBody(Strict):
     def output_limit_field(self) -> str:
         """The parameter that `output_limit` comes from."""
         return "max_tokens"
-
-    @property
-    def draft_limit(self) -> int | None:
-        return None if self.speculation is None else self.speculation.draft_limit
 
     @property
     def wants_usage(self) -> bool:

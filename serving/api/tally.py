@@ -26,6 +26,7 @@ class Tally:
                 index,
                 len(request.prompt_ids),
                 wants_logprobs=request.num_logprobs is not None,
+                wants_tiers=request.wants_tiers,
                 echo=prompts[index // num_per_prompt].echo,
             )
             for index, request in enumerate(requests)

@@ -11,10 +11,12 @@ every so many get it all the same, so that a drafter which has become good is fo
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from serving.decode.costs import CostModel
+from serving.types import Draft, DraftLimits
 
 # A session starts as if it had tried so many draft tokens, accepted at the rate of all sessions lately.
 _PRIOR_TRIED = 4.0
@@ -33,16 +35,16 @@ _MOST_SAVED = 2.0  # tokens: what past gains may fund
 class DraftPolicy(Protocol):
     """Decides K for each session and round."""
 
-    def limit(self, session_id: str, batch_size: int) -> int:
-        """The most tokens to draft for a session in the coming round; 0 asks its drafter for nothing."""
+    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
+        """The most tokens to draft for a session in the coming round; where `most` is 0 nothing is asked for."""
         ...
 
-    def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
         """What became of a session's round in which a draft was asked for."""
         ...
 
-    def record_drafts(self, *, asked: int, draft_s: float) -> None:
-        """The drafts of `asked` sessions held the loop up for `draft_s`. Comes before their outcomes are observed."""
+    def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
+        """These drafts, by session, held the loop up for `draft_s`. Comes before their outcomes are observed."""
         ...
 
     def record_pass(self, *, rows: int, verify_s: float) -> None:
@@ -58,13 +60,13 @@ class FixedDrafts:
     def __init__(self, max_draft: int) -> None:
         self._max_draft = max_draft
 
-    def limit(self, session_id: str, batch_size: int) -> int:
-        return self._max_draft
+    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
+        return DraftLimits(self._max_draft, self._max_draft)
 
-    def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
         """Nothing to learn."""
 
-    def record_drafts(self, *, asked: int, draft_s: float) -> None:
+    def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         """Nothing to learn."""
 
     def record_pass(self, *, rows: int, verify_s: float) -> None:
@@ -102,7 +104,12 @@ class Guard:
         self._ask_s = 0.0
         self._rows = 0
 
+    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
+        limit = self.limit(session_id, batch_size)
+        return DraftLimits(limit, limit)
+
     def limit(self, session_id: str, batch_size: int) -> int:
+        """K of a drafter with one source."""
         account = self._account(session_id)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
         if account.balance < 0.0:
@@ -116,8 +123,8 @@ class Guard:
             return self._max_draft
         return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
 
-    def observe(self, session_id: str, batch_size: int, *, num_drafted: int, num_accepted: int) -> None:
-        account = self._account(session_id)
+    def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
+        account, num_drafted = self._account(session_id), len(draft)
         if num_drafted:
             tried = min(num_drafted, num_accepted + 1)
             account.tried = _MEMORY * account.tried + tried
@@ -130,9 +137,9 @@ class Guard:
         self._cost = cost if self._cost == 0.0 else self._cost + _SHARED_SMOOTHING * (cost - self._cost)
         self._gain += _SHARED_SMOOTHING * (num_accepted - cost - self._gain)
 
-    def record_drafts(self, *, asked: int, draft_s: float) -> None:
+    def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         # This round's own: a session's first draft has its whole text read first, and costs many times a later one.
-        self._ask_s = draft_s / asked if asked else 0.0
+        self._ask_s = draft_s / len(drafts) if drafts else 0.0
 
     def record_pass(self, *, rows: int, verify_s: float) -> None:
         self._costs.record(rows, verify_s)

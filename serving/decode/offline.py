@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from serving.decode.scheduler import Scheduler
 from serving.errors import DrafthouseError
-from serving.types import Chunk, FinishReason, GenerationRequest, Receipt
+from serving.types import Chunk, ExceptionRecord, FinishReason, GenerationRequest, Receipt, Tier
 
 
 @dataclass
@@ -17,6 +17,8 @@ class Completion:
     text: str = ""
     finish_reason: FinishReason | None = None
     receipt: Receipt = field(default_factory=Receipt)
+    exceptions: list[ExceptionRecord] = field(default_factory=list)
+    tiers: list[Tier] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> None:
         """Append one chunk of this request."""
@@ -24,6 +26,8 @@ class Completion:
             raise DrafthouseError(f"request {chunk.request_id} failed: {chunk.error}")
         self.output_ids.extend(chunk.ids)
         self.text += chunk.text
+        self.exceptions.extend(chunk.exceptions)
+        self.tiers.extend(chunk.tiers)
         self.receipt = chunk.receipt
         self.finish_reason = chunk.finish_reason
 

@@ -6,30 +6,43 @@ from serving.decode.text import TextStream
 from serving.decode.tiers import TierCounts, count_tiers, with_tiers
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
-from serving.types import Chunk, FinishReason, Ledger, Receipt, ScoreTable, TokenLogprob, Verified
+from serving.types import (
+    Chunk,
+    Draft,
+    FinishReason,
+    Ledger,
+    Receipt,
+    ScoreTable,
+    TokenLogprob,
+    Verdict,
+    Verified,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A committed round: what to stream, how many draft tokens were kept, and by which tiers."""
+    """A committed round: what to stream, how many draft tokens were kept, what of the verdict was emitted, by whom."""
 
     chunk: Chunk
     num_accepted: int
+    emitted: Verdict
     tiers: TierCounts
 
     @property
     def num_gained(self) -> int:
-        """Tokens beyond the one that plain decoding would have emitted."""
-        return len(self.chunk.ids) - 1
+        """Accepted tokens that came on top of the one that plain decoding would have emitted."""
+        return min(self.num_accepted, len(self.chunk.ids) - 1)
 
 
 def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded: bool) -> Settled:
     """Clip and commit one verified proposal. Mutates the session; the ledger is charged for emitted tokens only."""
     session, draft = proposal.session, proposal.draft
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
-    session.commit(clipped.ids, verified.verdict, round_number=session.round)
+    begins_at = session.num_emitted
+    emitted = session.commit(clipped.ids, verified.verdict, round_number=session.round)
     tiers = count_tiers(verified, clipped, num_drafted=len(draft))
-    receipt = updated(session.receipt, num_drafted=len(draft), clipped=clipped, degraded=degraded)
+    receipt = updated(session.receipt, draft, clipped=clipped, degraded=degraded)
+    receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
     session.receipt = with_tiers(receipt, tiers, num_emitted=len(clipped.ids))
     session.finish_reason = clipped.finish_reason
     chunk = Chunk(
@@ -40,8 +53,11 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
         ledger=session.ledger,
         finish_reason=session.finish_reason,
         logprobs=_logprobs(verified.full, clipped),
+        tiers=emitted.tiers if session.wants_tiers else (),
+        exceptions=tuple(replace(one, index=begins_at + one.index) for one in emitted.exceptions),
+        seen=tuple((one.draft_id, one.target_id) for one in emitted.seen) if not session.rule.is_lossless else (),
     )
-    return Settled(chunk, clipped.num_accepted, tiers)
+    return Settled(chunk, clipped.num_accepted, emitted, tiers)
 
 
 def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob, ...] | None:
@@ -54,8 +70,11 @@ def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob,
     )
 
 
-def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: bool) -> Receipt:
+def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool) -> Receipt:
     """`receipt` after one more round. The bonus and the recovered token count as emitted, never as accepted."""
+    num_drafted, choices = len(draft), receipt.choices
+    if num_drafted:
+        choices = {**choices, draft.source: choices.get(draft.source, 0) + 1}
     return replace(
         receipt,
         rounds=receipt.rounds + 1,
@@ -63,7 +82,20 @@ def updated(receipt: Receipt, *, num_drafted: int, clipped: Clipped, degraded: b
         accepted=receipt.accepted + clipped.num_accepted,
         emitted=receipt.emitted + len(clipped.ids),
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
+        choices=choices,
         degraded=receipt.degraded or degraded,
+    )
+
+
+def charged(receipt: Receipt, emitted: Verdict, ledger: Ledger, *, begins_at: int) -> Receipt:
+    """`receipt` after a round whose first token is `begins_at` in the output: what its exceptions cost."""
+    is_first = emitted.is_exhausted and emitted.rejected is not None and receipt.exhausted_at is None
+    return replace(
+        receipt,
+        regret_spent=ledger.regret_spent,
+        num_exceptions=receipt.num_exceptions + len(emitted.exceptions),
+        rescues=receipt.rescues + sum(one.count > 0 for one in emitted.exceptions),
+        exhausted_at=begins_at + emitted.num_accepted if is_first else receipt.exhausted_at,
     )
 
 

@@ -6,8 +6,9 @@ A step: admit -> take the drafts that were started -> verify -> clip and commit 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from serving.config_rules import RuleConfig, StrictRule
 from serving.decode.grouping import Grouping
 from serving.decode.guard import DraftPolicy
 from serving.decode.round import Settled, ended, settle
@@ -16,8 +17,10 @@ from serving.decode.text import TextStream
 from serving.decode.timing import RequestLog
 from serving.errors import RequestError
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
+from serving.rules.book import RuleBook
+from serving.rules.tighten import rule_for
 from serving.session import Session
-from serving.types import EMPTY_DRAFT, Chunk, Draft, FinishReason, GenerationRequest, Receipt, Verified
+from serving.types import EMPTY_DRAFT, Chunk, Draft, DraftLimits, FinishReason, GenerationRequest, Receipt, Verified
 
 Sink = Callable[[Chunk], None]
 Decode = Callable[[Sequence[int]], str]
@@ -57,15 +60,16 @@ class _Drafted:
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K.
+    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K and rule.
 
-    `greedy_only` names what of the profile has no meaning for sampled requests, if anything.
+    `greedy_only` names what else of the profile has no meaning for sampled requests, if anything.
     """
 
     max_sessions: int
     max_length: int
     max_queued: int
     max_draft: int
+    rule: RuleConfig = field(default_factory=StrictRule)
     greedy_only: str | None = None
 
     def check(self, request: GenerationRequest) -> None:
@@ -75,11 +79,12 @@ class SchedulerLimits:
             raise RequestError("prompt", "must hold at least one token")
         if max_tokens < 1:
             raise RequestError("max_tokens", f"must be at least 1, got {max_tokens}")
-        if self.greedy_only is not None and not request.sampling.is_greedy:
+        is_loose = self.greedy_only is not None and not request.tightening.is_strict
+        if is_loose and not request.sampling.is_greedy:
             raise RequestError(
                 "temperature",
-                f"must be 0 with {self.greedy_only}, which compares tokens with the likeliest one, "
-                f"got {request.sampling.temperature:g}",
+                f"must be 0 with {self.greedy_only}, which compares tokens with the likeliest one, got "
+                f'{request.sampling.temperature:g}; or send speculation {{"mode": "strict"}}',
             )
         if prompt_len + max_tokens > self.max_length:
             raise RequestError(
@@ -87,6 +92,7 @@ class SchedulerLimits:
                 f"prompt ({prompt_len} tokens) + max_tokens ({max_tokens}) = {prompt_len + max_tokens} exceeds "
                 f"the {self.max_length} tokens a sequence may have; shorten one of them",
             )
+        rule_for(self.rule, request)
 
 
 class Scheduler:
@@ -101,8 +107,10 @@ class Scheduler:
         limits: SchedulerLimits,
         grouping: Grouping,
         policy: DraftPolicy,
+        rules: RuleBook | None = None,
     ) -> None:
         self._verifier = verifier
+        self._rules = rules or RuleBook()
         self._drafter = drafter
         self._decode = decode
         self._limits = limits
@@ -184,7 +192,7 @@ class Scheduler:
         started = time.perf_counter()
         verified = self._verifier.verify(proposals)
         elapsed = time.perf_counter() - started
-        self._policy.record_drafts(asked=len(drafted.drafts), draft_s=drafted.seconds)
+        self._policy.record_drafts(drafted.drafts, drafted.seconds)
         if not feeds_prompts:
             self._grouping.record(len(proposals), verify_s=elapsed)
             self._policy.record_pass(rows=sum(len(proposal.draft) + 1 for proposal in proposals), verify_s=elapsed)
@@ -201,17 +209,15 @@ class Scheduler:
             if result is None:
                 continue
             run.is_prefilled = True
-            session_id, num_drafted = run.session.request_id, len(proposal.draft)
+            session_id = run.session.request_id
             done = settle(proposal, result, run.text, degraded=self.degraded)
+            self.stats.count_draft(proposal.draft, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids))
+            self.stats.count_mismatches(result.verdict, done.emitted)
             self.stats.count_tiers(done.tiers)
-            self.stats.count_draft(
-                num_drafted=num_drafted, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids)
-            )
             settled.append((run, done))
             if session_id in drafted.drafts:
                 outcomes.append(Outcome(session_id, proposal.draft, done.num_accepted))
-                gained = min(done.num_accepted, done.num_gained)  # a tier without a bonus token gives one less
-                self._policy.observe(session_id, len(batch), num_drafted=num_drafted, num_accepted=gained)
+                self._policy.observe(session_id, len(batch), proposal.draft, done.num_gained)
         if outcomes:
             self._drafter.observe(outcomes)
         return settled
@@ -230,7 +236,8 @@ class Scheduler:
         request = waiting.request
         self.log.admit(request.request_id)
         self.stats.prompt_tokens += 0 if len(request.resume_ids) else len(request.prompt_ids)
-        session = Session.admit(request, max_draft=self._limits.max_draft)
+        terms = self._rules.open(request)
+        session = Session.admit(replace(request, receipt=terms.receipt), terms.rule, max_draft=self._limits.max_draft)
         text = TextStream(self._decode, request.limits.stop_strings)
         for token in request.resume_ids.tolist():
             text.push(token, may_end=False)  # or it would have ended there
@@ -260,10 +267,10 @@ class Scheduler:
 
     def _start_drafts(self, batch: list[_Running]) -> None:
         ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
-        limits = {run.session.request_id: self._policy.limit(run.session.request_id, len(batch)) for run in ready}
+        limits = {run.session.request_id: self._policy.limits(run.session.request_id, len(batch)) for run in ready}
         if limits:
-            self.stats.draft_limit = sum(limits.values()) / len(limits)
-        asking = [run for run in ready if limits[run.session.request_id] > 0]
+            self.stats.draft_limit = sum(limit.most for limit in limits.values()) / len(limits)
+        asking = [run for run in ready if limits[run.session.request_id].most > 0]
         if not asking:
             return
         num_groups = 1 if self._flights else self._grouping.num_groups(len(asking))
@@ -278,14 +285,15 @@ class Scheduler:
             self._flights.append(_Flight([r.session_id for r in requests], pending, started, asking_s))
 
     @staticmethod
-    def _draft_request(session: Session, limit: int) -> DraftRequest:
+    def _draft_request(session: Session, limits: DraftLimits) -> DraftRequest:
         return DraftRequest(
             session_id=session.request_id,
             ids=session.tokens,
             prompt_len=session.prompt_len,
-            max_draft=min(session.draft_room, limit),
+            max_draft=min(session.draft_room, limits.most),
             salt=session.salt,
             sampling=session.sampling,
+            max_by_source=limits,
         )
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
@@ -300,5 +308,6 @@ class Scheduler:
     def _release(self, session: Session, *, remember: bool) -> None:
         del self._running[session.request_id]
         self._policy.forget(session.request_id)
+        self._rules.close(session.request_id)
         self._verifier.close(session.request_id)
         self._drafter.close(session.request_id, session.tokens if remember else None)

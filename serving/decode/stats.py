@@ -2,8 +2,13 @@
 
 import copy
 from dataclasses import asdict, dataclass, field
+from typing import TypeAlias
 
 from serving.decode.tiers import TierCounts
+from serving.memory.drift import NUM_BINS, bin_of
+from serving.types import Draft, DraftSource, Verdict
+
+Snapshot: TypeAlias = dict[str, float | list[int] | dict[DraftSource, int]]
 
 
 @dataclass
@@ -11,10 +16,13 @@ class EngineStats:
     """Sums over all requests. accepted excludes bonus and recovered tokens, so accepted <= drafted always.
 
     `num_drafts` are proposals with K > 0, `drafts_empty` those with none; `accepted_at[i]` counts the drafts whose
-    token i was kept. `draft_wait_s` is the engine thread's time in drafters, `verify_s` its time in the verifier.
-    `target_passes` counts a pass once for each session in it, as receipts do; `slim_passes` and `slim_rows` are a slim
-    verifier's. `replaced` are drafted tokens whose place another one took, `audit_regret` is in nats. `draft_limit` is
-    no sum: the mean K that sessions were allowed in the last round.
+    token i was kept, `drafts_by` those of each source. `draft_wait_s` is the engine thread's time in drafters,
+    `verify_s` its time in the verifier. `target_passes` counts a pass once for each session in it, as receipts do;
+    `slim_passes` and `slim_rows` are a slim verifier's. `replaced` are drafted tokens whose place another one took,
+    `audit_regret` is in nats. Of lossy rules: accepted mismatches (exceptions), those whose pair a memory knew
+    (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts blocks by the
+    regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the mean K that sessions
+    were allowed in the last round.
     """
 
     rounds: int = 0
@@ -36,18 +44,27 @@ class EngineStats:
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
+    exceptions: int = 0
+    rescues: int = 0
+    regret_spent: float = 0.0
+    exhausted: int = 0
     draft_wait_s: float = 0.0
     verify_s: float = 0.0
     draft_limit: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
+    drafts_by: dict[DraftSource, int] = field(default_factory=dict)
+    first_mismatches: list[int] = field(default_factory=lambda: [0] * NUM_BINS)
 
     @property
     def acceptance_rate(self) -> float:
         """accepted / drafted, within 0..1; 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def count_draft(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+    def count_draft(self, draft: Draft, *, num_accepted: int, num_emitted: int) -> None:
         """One settled proposal."""
+        num_drafted = len(draft)
+        if num_drafted:
+            self.drafts_by[draft.source] = self.drafts_by.get(draft.source, 0) + 1
         self.num_drafts += num_drafted > 0
         self.drafted += num_drafted  # before what was accepted: a copy made in between still has accepted <= drafted
         self.accepted += num_accepted
@@ -56,6 +73,15 @@ class EngineStats:
         self.accepted_at.extend([0] * (num_accepted - len(self.accepted_at)))
         for position in range(num_accepted):
             self.accepted_at[position] += 1
+
+    def count_mismatches(self, judged: Verdict, emitted: Verdict) -> None:
+        """One settled proposal: what strict would have refused first, and what was accepted all the same."""
+        if judged.seen:
+            self.first_mismatches[bin_of(judged.seen[0].regret)] += 1
+        self.exceptions += len(emitted.exceptions)
+        self.rescues += sum(one.count > 0 for one in emitted.exceptions)
+        self.regret_spent += sum(one.regret for one in emitted.exceptions)
+        self.exhausted += judged.is_exhausted
 
     def count_tiers(self, counts: TierCounts) -> None:
         """By whom the same proposal was decided."""
@@ -73,8 +99,10 @@ class EngineStats:
         """As of now. Any thread may ask: half a round may be in it, but never more accepted than drafted."""
         copied = copy.copy(self)
         copied.accepted_at = list(self.accepted_at)
+        copied.drafts_by = dict(self.drafts_by)
+        copied.first_mismatches = list(self.first_mismatches)
         return copied
 
-    def snapshot(self) -> dict[str, float | list[int]]:
+    def snapshot(self) -> Snapshot:
         """A copy as plain numbers, with the acceptance rate."""
         return {**asdict(self), "acceptance_rate": self.acceptance_rate}

@@ -13,7 +13,7 @@ from serving.deploy.hops import Hops
 from serving.deploy.link import Link, Reach, Reply
 from serving.deploy.messages import DraftAnswer, DraftCall
 from serving.deploy.sync import SessionSync
-from serving.protocols import DraftRequest, Outcome, PendingDrafts
+from serving.protocols import DraftRequest, Outcome, PendingDrafts, ReadFeatures
 from serving.types import EMPTY_DRAFT, Draft, Ids
 
 DrafterLink: TypeAlias = Link[DraftCall, DraftAnswer]
@@ -52,6 +52,10 @@ class RemoteDrafter:
         self._sync_lock = threading.Lock()
         self._reach: Reach[DraftCall, DraftAnswer] = Reach("drafter", timeout_s=timeout_s, on_lost=on_lost)
         self.hops = Hops()
+
+    def feed(self, read_features: ReadFeatures) -> None:
+        """For a drafter that reads the target's features: how they are read, by the engine thread."""
+        self._sync.feed(read_features)
 
     def connect(self, link: DrafterLink | None) -> None:
         """Use this lease from now on, or none. May be called from any thread."""

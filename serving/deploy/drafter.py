@@ -10,9 +10,10 @@ class DrafterWorker:
     """The leased actor: one drafter, the sessions of every Target that leases it, one call at a time."""
 
     def __init__(self, profile: Profile, incarnation: str) -> None:
-        from serving.build import build_drafter  # torch: not for the processes that only wire deployments
+        from serving.build_drafter import build_drafter, shipped_features  # torch: not for those that only wire
 
-        self._table = DraftTable(build_drafter(profile), incarnation)
+        features = shipped_features(profile)
+        self._table = DraftTable(build_drafter(profile, features=features), incarnation, features)
 
     def draft(self, call: DraftCall) -> DraftAnswer:
         return self._table.handle(call)

@@ -33,7 +33,8 @@ async def generate_with_failover(call: Call, request: GenerationRequest) -> Asyn
             async with aclosing(call(request)) as chunks:
                 async for chunk in chunks:
                     delivered.extend(chunk.ids)
-                    request = replace(request, ledger=chunk.ledger, receipt=chunk.receipt)
+                    seen = request.resume_seen + chunk.seen
+                    request = replace(request, ledger=chunk.ledger, receipt=chunk.receipt, resume_seen=seen)
                     yield replace(chunk, request_id=name)
                     if chunk.finish_reason is not None:
                         return

@@ -35,5 +35,8 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         chunks[-1],
         ids=tuple(token for chunk in chunks for token in chunk.ids),
         text="".join(chunk.text for chunk in chunks),
+        tiers=tuple(tier for chunk in chunks for tier in chunk.tiers),
+        exceptions=tuple(exception for chunk in chunks for exception in chunk.exceptions),
+        seen=tuple(pair for chunk in chunks for pair in chunk.seen),
         logprobs=None if all(chunk.logprobs is None for chunk in chunks) else tuple(logprobs),
     )

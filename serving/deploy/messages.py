@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from serving.types import EMPTY_DRAFT, Draft, DraftSource, Ids, Sampling
+from serving.protocols import FeatureRows
+from serving.types import EMPTY_DRAFT, Draft, DraftLimits, DraftSource, Ids, Sampling
 
 
 class HasIds(Protocol):
@@ -38,13 +39,18 @@ class SessionOpening:
 
 @dataclass(frozen=True, slots=True)
 class DraftItem:
-    """Keep `base_len` ids, append `new_ids`, then draft at most `max_draft` tokens (0: only keep the ids)."""
+    """Keep `base_len` ids, append `new_ids`, then draft at most `max_draft` tokens (0: only keep the ids).
+
+    `features` are for a drafter that reads the target's; with them a message may be larger than MAX_MESSAGE_BYTES.
+    """
 
     session_id: str
     base_len: int
     new_ids: bytes
     max_draft: int
     opening: SessionOpening | None = None
+    max_by_source: DraftLimits | None = None
+    features: FeatureRows | None = None
 
     @property
     def length(self) -> int:
@@ -55,7 +61,7 @@ class DraftItem:
         """The same ids in items of at most MAX_IDS_BYTES, none of which asks for a draft."""
         for start in range(0, len(self.new_ids), MAX_IDS_BYTES):
             piece = self.new_ids[start : start + MAX_IDS_BYTES]
-            yield replace(self, base_len=self.base_len + start // 4, new_ids=piece, max_draft=0)
+            yield replace(self, base_len=self.base_len + start // 4, new_ids=piece, max_draft=0, features=None)
 
     def without_ids(self) -> "DraftItem":
         """This item once its ids have been sent ahead."""

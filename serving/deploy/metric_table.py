@@ -50,6 +50,9 @@ NUM_ACCEPTED_TOKENS = Metric(
 NUM_ACCEPTED_AT = Metric(
     "vllm_spec_decode_num_accepted_tokens_per_pos", "counter", "drafts whose token at `position` was kept", "position"
 )
+DRAFTS_BY_SOURCE = Metric(
+    "drafthouse_drafts_by_source", "counter", "drafts with at least one token, by who made them", "source"
+)
 NUM_RUNNING = Metric("vllm_num_requests_running", "gauge", "requests in the batch")
 NUM_WAITING = Metric("vllm_num_requests_waiting", "gauge", "requests that wait for a place in the batch")
 PROMPT_TOKENS = Metric("vllm_prompt_tokens", "counter", "prompt tokens of admitted requests")
@@ -123,9 +126,9 @@ QUEUE_LIMIT = Metric("drafthouse_queue_limit", "gauge", "requests that may wait 
 STALLED_S = Metric("drafthouse_stalled_seconds", "gauge", "time since the last round while there is work, else 0")
 
 METRICS = (
-    NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, NUM_ACCEPTED_AT, NUM_RUNNING, NUM_WAITING, PROMPT_TOKENS,
-    GENERATION_TOKENS, REQUEST_SUCCESS, FIRST_TOKEN_S, TOKEN_S, REQUEST_S, FIRST_TOKEN_PART_S, ACCEPTANCE_RATE,
-    ACCEPTED_LENGTH, DRAFTS_EMPTY, ROUNDS, TARGET_PASSES, TARGET_ROWS, REPLACED_TOKENS, REJECTION_RATE, SLIM_PASSES,
-    SLIM_ACCEPTED, REGENERATED, SLIM_SHARE, AUDIT_REGRET, FORWARD_MS, HOP_MS, DRAFT_MS, DEGRADED, SPECULATION_K,
-    CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S,
+    NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, NUM_ACCEPTED_AT, DRAFTS_BY_SOURCE, NUM_RUNNING, NUM_WAITING,
+    PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS, FIRST_TOKEN_S, TOKEN_S, REQUEST_S, FIRST_TOKEN_PART_S,
+    ACCEPTANCE_RATE, ACCEPTED_LENGTH, DRAFTS_EMPTY, ROUNDS, TARGET_PASSES, TARGET_ROWS, REPLACED_TOKENS, REJECTION_RATE,
+    SLIM_PASSES, SLIM_ACCEPTED, REGENERATED, SLIM_SHARE, AUDIT_REGRET, FORWARD_MS, HOP_MS, DRAFT_MS, DEGRADED,
+    SPECULATION_K, CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S,
 )  # fmt: skip

@@ -122,6 +122,9 @@ class Publisher:
         for position, (old, new) in enumerate(zip(known, now.accepted_at, strict=True)):
             self._grow(m.NUM_ACCEPTED_AT, new - old, str(position))
 
+        for source, count in now.drafts_by.items():
+            self._grow(m.DRAFTS_BY_SOURCE, count - before.drafts_by.get(source, 0), source)
+
     def _grow(self, metric: Metric, growth: float, label: str | None = None) -> None:
         if growth > 0:
             self._instruments.count(metric, growth, label)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from serving.decode.stats import Snapshot
+
 
 @dataclass(frozen=True)
 class TargetStatus:
@@ -11,4 +13,4 @@ class TargetStatus:
     degraded: bool
     running: int
     waiting: int
-    stats: dict[str, float | list[int]]
+    stats: Snapshot

@@ -13,7 +13,7 @@ from serving.deploy.messages import (
     ids_bytes,
     packed,
 )
-from serving.protocols import DraftRequest, Outcome
+from serving.protocols import DraftRequest, FeatureRows, Outcome, ReadFeatures
 from serving.types import EMPTY_DRAFT, Draft, Ids, Sampling
 
 
@@ -29,6 +29,8 @@ class SessionSync:
         self._incarnation = ""
         self._number = 0
         self._acked: dict[str, int] = {}
+        self._fed: dict[str, int] = {}
+        self._read_features: ReadFeatures | None = None
         self._drafted_by: dict[str, int] = {}
         self._outcomes: list[OutcomeItem] = []
         self._closes: list[CloseItem] = []
@@ -46,10 +48,15 @@ class SessionSync:
     def has_closes(self) -> bool:
         return bool(self._closes)
 
+    def feed(self, read_features: ReadFeatures) -> None:
+        """Send the target's features of committed positions along."""
+        self._read_features = read_features
+
     def reset(self, incarnation: str) -> None:
         """A drafter that knows nothing yet: every open session is sent from 0 when it next drafts."""
         self._incarnation = incarnation
         self._acked = dict.fromkeys(self._acked, 0)
+        self._fed.clear()
         self._drafted_by.clear()
         self._outcomes.clear()
         self._closes.clear()
@@ -87,6 +94,7 @@ class SessionSync:
     def close(self, session_id: str, ids: Ids | None) -> None:
         """Tell the drafter with the next call; a session it never heard of needs no word."""
         acked = self._acked.pop(session_id, None)
+        self._fed.pop(session_id, None)
         self._drafted_by.pop(session_id, None)
         if acked is None:
             return
@@ -98,7 +106,22 @@ class SessionSync:
     def _item(self, request: DraftRequest) -> DraftItem:
         acked = self._acked.setdefault(request.session_id, 0)
         opening = None if acked else SessionOpening(request.prompt_len, request.salt, drawing_of(request.sampling))
-        return DraftItem(request.session_id, acked, ids_bytes(request.ids[acked:]), request.max_draft, opening)
+        return DraftItem(
+            session_id=request.session_id,
+            base_len=acked,
+            new_ids=ids_bytes(request.ids[acked:]),
+            max_draft=request.max_draft,
+            opening=opening,
+            max_by_source=request.max_by_source,
+            features=self._features(request),
+        )
+
+    def _features(self, request: DraftRequest) -> FeatureRows | None:
+        """Of the positions that the drafter lacks; the last token's is not known before the next pass."""
+        if self._read_features is None:
+            return None
+        start = self._fed.get(request.session_id, 0)
+        return self._read_features(request.session_id, request.ids[:-1], start)
 
     def _call(self, items: Sequence[DraftItem]) -> DraftCall:
         self._number += 1
@@ -110,9 +133,11 @@ class SessionSync:
         if item.session_id not in self._acked:  # closed meanwhile
             return EMPTY_DRAFT
         if draft is None:
-            self._acked[item.session_id] = 0
+            self._acked[item.session_id] = self._fed[item.session_id] = 0
             return EMPTY_DRAFT
         self._acked[item.session_id] = item.length
+        if item.features is not None:
+            self._fed[item.session_id] = item.features.stop
         if len(draft):
             self._drafted_by[item.session_id] = number
         return draft

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from serving.deploy.messages import (
     SessionOpening,
     ids_of,
 )
-from serving.protocols import Drafter, DraftRequest, Outcome
+from serving.protocols import Drafter, DraftRequest, FeatureRows, Outcome
 from serving.types import EMPTY_DRAFT, EMPTY_IDS, Draft, Ids
 
 
@@ -45,12 +46,21 @@ class _Entry:
         self.length = length
 
 
+class FeatureKeeper(Protocol):
+    """Where features that came with a call go."""
+
+    def keep(self, session_id: str, rows: FeatureRows) -> None: ...
+
+    def forget(self, session_id: str) -> None: ...
+
+
 class DraftTable:
     """Sessions by (owner, session_id) over one local drafter, which knows them as "owner/session_id"."""
 
-    def __init__(self, drafter: Drafter, incarnation: str) -> None:
+    def __init__(self, drafter: Drafter, incarnation: str, features: FeatureKeeper | None = None) -> None:
         self._drafter = drafter
         self._incarnation = incarnation
+        self._features = features
         self._entries: dict[tuple[str, str], _Entry] = {}
 
     @property
@@ -74,8 +84,13 @@ class DraftTable:
         """Forget every session of `owner`, remember none; returns how many there were."""
         keys = [key for key in self._entries if key[0] == owner]
         for key in keys:
-            self._drafter.close(self._entries.pop(key).inner_id, None)
+            self._forget(self._entries.pop(key), None)
         return len(keys)
+
+    def _forget(self, entry: _Entry, ids: Ids | None) -> None:
+        if self._features is not None:
+            self._features.forget(entry.inner_id)
+        self._drafter.close(entry.inner_id, ids)
 
     def _updated(self, owner: str, item: DraftItem) -> _Entry | None:
         key = (owner, item.session_id)
@@ -84,13 +99,15 @@ class DraftTable:
             None,
             entry.opening,
         ):  # another session by the same name
-            self._drafter.close(self._entries.pop(key).inner_id, None)
+            self._forget(self._entries.pop(key), None)
             entry = None
         if entry is None and item.opening is not None:
             entry = self._entries[key] = _Entry(f"{owner}/{item.session_id}", item.opening)
         if entry is None or item.base_len > entry.length:
             return None
         entry.extend(item.base_len, ids_of(item.new_ids))
+        if self._features is not None and item.features is not None:
+            self._features.keep(entry.inner_id, item.features)
         return entry
 
     def _draft(self, call: DraftCall, entries: list[_Entry | None]) -> tuple[DraftedItem | None, ...]:
@@ -122,7 +139,7 @@ class DraftTable:
         is_whole = item.remember and item.base_len <= entry.length
         if is_whole:
             entry.extend(item.base_len, ids_of(item.new_ids))
-        self._drafter.close(entry.inner_id, entry.ids if is_whole else None)
+        self._forget(entry, entry.ids if is_whole else None)
 
 
 def _request(entry: _Entry, item: DraftItem) -> DraftRequest:
@@ -133,4 +150,5 @@ def _request(entry: _Entry, item: DraftItem) -> DraftRequest:
         max_draft=item.max_draft,
         salt=entry.opening.salt,
         sampling=entry.opening.sampling,
+        max_by_source=item.max_by_source,
     )

@@ -99,6 +99,8 @@ class TargetReplica:
             slim=None if self._slim_lease is None else self._slim_lease.slim,
         )
         built = build(profile, remote=roles)
+        if self._lease is not None and built.read_features is not None:
+            self._lease.drafter.feed(built.read_features)
         self._engine = built.engine()
         self._engine.start()
         self._queue_limit = profile.engine.max_queued

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from serving.drafters.ready import ReadyDrafts
-from serving.memory.suffix import SuffixCache
+from serving.memory.suffix import SuffixCache, SuffixMatch
 from serving.protocols import DraftRequest, Outcome
 from serving.types import EMPTY_DRAFT, Draft, Ids
 
@@ -24,7 +24,15 @@ class SuffixDrafter:
         return len(self._known)
 
     def start(self, requests: Sequence[DraftRequest]) -> ReadyDrafts:
-        return ReadyDrafts([self._draft(request) for request in requests])
+        return ReadyDrafts([self.draft(self._match(asked, asked.cache_limit), asked) for asked in requests])
+
+    def matches(self, requests: Sequence[DraftRequest]) -> list[SuffixMatch]:
+        """What the cache would say in each place, at its own full length whatever a request allows."""
+        return [self._match(request, None) for request in requests]
+
+    def draft(self, match: SuffixMatch, request: DraftRequest) -> Draft:
+        """`match` as a draft, cut to what the request allows."""
+        return Draft(match.ids, "suffix", match.probabilities).clipped(request.cache_limit) or EMPTY_DRAFT
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Committed ids arrive with the next start; acceptance itself teaches the cache nothing."""
@@ -37,14 +45,13 @@ class SuffixDrafter:
             self._follow(session_id, known, ids)
         self._cache.close(session_id, response_start=None if ids is None else prompt_len)
 
-    def _draft(self, request: DraftRequest) -> Draft:
+    def _match(self, request: DraftRequest, max_draft: int | None) -> SuffixMatch:
         if request.session_id in self._known:
             self._follow(request.session_id, self._known[request.session_id][0], request.ids)
         else:
             self._cache.open(request.session_id, request.ids, salt=request.salt)
         self._known[request.session_id] = (request.ids, request.prompt_len)
-        match = self._cache.speculate(request.session_id, max_draft=request.max_draft)
-        return Draft(match.ids, "suffix", match.probabilities) if len(match.ids) else EMPTY_DRAFT
+        return self._cache.speculate(request.session_id, max_draft)
 
     def _follow(self, session_id: str, known: Ids, ids: Ids) -> None:
         """Bring the local memory from `known` to `ids`; they differ only behind their common prefix."""

@@ -7,16 +7,19 @@ path probabilities wins; ties go to the longer match, then to the local memory.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
 
-from serving.memory.occurrences import NO_CANDIDATE, Candidate, PathLimits, best_candidate
+from serving.memory.lookup import Lookup, LookupLimits, best_lookup
+from serving.memory.occurrences import NO_CANDIDATE, Candidate, PathLimits
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
 from serving.memory.suffix_local import LocalMemory
 from serving.types import Ids
+
+MOST_DRAFTED = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,17 +68,20 @@ class SuffixCache:
         offset: float = 0.0,
         min_prob: float = 0.1,
         max_tokens: int = 1_000_000,
-        max_occurrences: int = 1024,
+        max_occurrences: int = 256,
+        lookup: Lookup | None = None,
     ) -> None:
         _at_least(1, max_depth=max_depth, max_occurrences=max_occurrences)
-        _at_least(0, max_draft=max_draft, max_tokens=max_tokens, factor=factor)
+        _at_least(0, max_tokens=max_tokens, factor=factor)
+        _within(MOST_DRAFTED, max_draft=max_draft)
         _within(1, min_prob=min_prob)
         if not (isfinite(factor) and isfinite(offset)):
             raise ValueError(f"factor and offset must be finite, got {factor} and {offset}")
-        self._limits = PathLimits(max_draft=max_draft, factor=factor, offset=offset, min_prob=min_prob)
-        self._max_depth = max_depth
+        path = PathLimits(max_draft=max_draft, factor=factor, offset=offset, min_prob=min_prob)
+        self._limits = {max_draft: LookupLimits(path, max_depth, max_occurrences)}
+        self._max_draft = max_draft
         self._max_tokens = max_tokens
-        self._max_occurrences = max_occurrences
+        self._lookup = lookup or best_lookup()
         self._requests: dict[str, _Request] = {}
         self._tenants: dict[str, TenantMemory] = {}
         self._ages: deque[str] = deque()  # the salt of every request in the global memory, oldest first
@@ -124,17 +130,16 @@ class SuffixCache:
 
     def speculate(self, request_id: str, max_draft: int | None = None) -> SuffixMatch:
         """Best continuation of the request's tokens; `max_draft` may only lower the cache's own."""
-        request = self._request(request_id)
-        limits = self._limits if max_draft is None else _tightened(self._limits, max_draft)
-        context = request.memory.context(self._max_depth)
-        longest = limits.length(context.size)
-        if not context.size or not longest:
+        memory, limits = self._request(request_id).memory, self._limits_for(max_draft)
+        size = min(memory.length, limits.max_depth)
+        longest = limits.lengths[size]
+        if not size or not longest:
             return _match(NO_CANDIDATE, is_local=False)
-        local = self._best(request.memory, context, limits, 0.0)
-        tenant = self._tenants.get(request.salt)
+        local = self._lookup.local(memory, limits)
+        tenant = self._tenants.get(self._requests[request_id].salt)
         # In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
-        if tenant is not None and (longest, context.size) > (local.score, local.match_length):
-            found = self._best(tenant, context, limits, local.score)
+        if tenant is not None and (longest, size) > (local.score, local.match_length):
+            found = self._lookup.tenant(tenant, memory, limits, local.score)
             if (found.score, found.match_length) > (local.score, local.match_length):
                 return _match(found, is_local=False)
         return _match(local, is_local=bool(local.ids))
@@ -174,11 +179,14 @@ class SuffixCache:
         except KeyError:
             raise KeyError(f"request_id {request_id!r} is not open") from None
 
-    def _best(
-        self, memory: LocalMemory | TenantMemory, context: Ids, limits: PathLimits, floor_score: float
-    ) -> Candidate:
-        levels = memory.levels(context, max_occurrences=self._max_occurrences)
-        return best_candidate(memory.tokens, levels, limits=limits, floor_score=floor_score)
+    def _limits_for(self, max_draft: int | None) -> LookupLimits:
+        """One object for each max_draft asked for: it holds tables."""
+        if max_draft is None or max_draft >= self._max_draft:
+            return self._limits[self._max_draft]
+        _at_least(0, max_draft=max_draft)
+        if max_draft not in self._limits:
+            self._limits[max_draft] = self._limits[self._max_draft].tightened(max_draft)
+        return self._limits[max_draft]
 
     def _insert(self, ids: Ids, salt: str) -> None:
         ids = ids[max(0, ids.size - self._max_tokens) :]
@@ -208,11 +216,6 @@ def _within(highest: int, **values: float) -> None:
     for name, value in values.items():
         if not 0 <= value <= highest:
             raise ValueError(f"{name} must be in [0, {highest}], got {value}")
-
-
-def _tightened(limits: PathLimits, max_draft: int) -> PathLimits:
-    _at_least(0, max_draft=max_draft)
-    return replace(limits, max_draft=min(max_draft, limits.max_draft))
 
 
 def _checked(tokens: npt.ArrayLike) -> Ids:

@@ -38,6 +38,19 @@ _SIMILAR = 4  # a segment is merged with a younger neighbour of at least a quart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SegmentTable:
+    """Where compiled code finds the segments of a memory: valid until the next insert or evict.
+
+    rows   i64[S, 4]  addresses of keys and offsets, number of keys, start
+    front  positions up to it are forgotten
+    """
+
+    rows: npt.NDArray[np.int64]
+    address: int
+    front: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Positions of whole responses, sorted by key.
 
@@ -114,6 +127,7 @@ class TenantMemory:
         self._stop = 1  # one past the SENTINEL after the newest response
         self._lengths: deque[int] = deque()
         self._segments: list[Segment] = []
+        self._table: SegmentTable | None = None
 
     @property
     def num_responses(self) -> int:
@@ -136,8 +150,23 @@ class TenantMemory:
         """A view that starts and ends with SENTINEL, valid until the next insert or evict."""
         return self._array[: self._stop]
 
+    @property
+    def address(self) -> int:
+        """Of tokens[0], valid until the next insert or evict."""
+        address: int = self._array.ctypes.data
+        return address
+
+    @property
+    def table(self) -> SegmentTable:
+        if self._table is None:
+            rows = [(s.keys.ctypes.data, s.offsets.ctypes.data, s.keys.size, s.start) for s in self._segments]
+            array = np.array(rows, dtype=np.int64).reshape(-1, 4)
+            self._table = SegmentTable(array, array.ctypes.data, self._front)
+        return self._table
+
     def insert(self, ids: Ids) -> None:
         """Add a response i32[n], n >= 2 (a single token has no follower)."""
+        self._table = None
         if self._stop + ids.size + 1 > self._array.size:
             self._reallocate(ids.size + 1)
         segment = _index(ids, self._stop - 1)
@@ -152,6 +181,7 @@ class TenantMemory:
 
     def evict_oldest(self) -> int:
         """Forget the oldest response; returns its number of tokens."""
+        self._table = None
         length = self._lengths.popleft()
         self._front += length + 1
         if self._segments[0].stop <= self._front:

@@ -12,7 +12,7 @@ class LocalMemory:
     """A growing array of n tokens: SENTINEL, tokens, SENTINEL. No index, as a scan takes microseconds."""
 
     def __init__(self, ids: Ids) -> None:
-        self._array = np.full(max(64, 2 * ids.size), SENTINEL, dtype=np.int32)
+        self._hold(np.full(max(64, 2 * ids.size), SENTINEL, dtype=np.int32))
         self._length = 0
         self.append(ids)
 
@@ -29,6 +29,11 @@ class LocalMemory:
         """i32[n + 2], a view with both SENTINELs, valid until the next append or truncate."""
         return self._array[: self._length + 2]
 
+    @property
+    def address(self) -> int:
+        """Of tokens[0], valid until the next append."""
+        return self._address
+
     def ids_from(self, start: int) -> Ids:
         """i32[n - start], a view."""
         return self._array[1 + start : 1 + self._length]
@@ -42,7 +47,7 @@ class LocalMemory:
         if needed > self._array.size:
             grown = np.full(2 * needed, SENTINEL, dtype=np.int32)
             grown[: self._length + 1] = self._array[: self._length + 1]
-            self._array = grown
+            self._hold(grown)
         self._array[self._length + 1 : needed - 1] = ids
         self._array[needed - 1] = SENTINEL
         self._length += ids.size
@@ -65,3 +70,7 @@ class LocalMemory:
             raise AssertionError("local memory: sentinel missing at an end")
         if (tokens[1:-1] < 0).any():
             raise AssertionError("local memory: sentinel inside the sequence")
+
+    def _hold(self, array: Ids) -> None:
+        self._array = array
+        self._address = array.ctypes.data

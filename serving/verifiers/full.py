@@ -1,20 +1,19 @@
-"""One tier: the full target scores every block, one rule judges it."""
+"""One tier: the full target scores every block, the session's rule judges it."""
 
 from collections.abc import Sequence
 
-from serving.protocols import AcceptanceRule, Proposal, ScoringModel
+from serving.protocols import Proposal, ScoringModel
 from serving.session import Session
 from serving.types import Verified
 
 
 class FullVerifier:
-    """Lossless exactly when its rule is."""
+    """Lossless exactly when a session's rule is."""
 
     degraded = False
 
-    def __init__(self, model: ScoringModel, rule: AcceptanceRule) -> None:
+    def __init__(self, model: ScoringModel) -> None:
         self._model = model
-        self._rule = rule
 
     def open(self, session: Session) -> int:
         return self._model.open(session.request_id, session.tokens, salt=session.salt)
@@ -22,8 +21,8 @@ class FullVerifier:
     def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
         tables = self._model.score([proposal.score_request for proposal in proposals])
         return [
-            None if table is None else Verified(self._rule.judge(table, proposal.session.ledger), full=table)
-            for proposal, table in zip(proposals, tables, strict=True)
+            None if table is None else Verified(session.rule.judge(table, session.ledger), full=table)
+            for session, table in zip((proposal.session for proposal in proposals), tables, strict=True)
         ]
 
     def close(self, session_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Three tiers (VIA-SD): a slim verifier first, the full target for what it leaves open, one rule for the target's part.
+"""Three tiers (VIA-SD): a slim verifier, then the full target for what it leaves open, judged by the session's rule.
 
 The full target lags behind what the slim verifier let pass. When it is asked it catches up in one chunk, and its rows
 for those tokens are logged as audit regret, never charged.
@@ -7,7 +7,7 @@ for those tokens are logged as audit regret, never charged.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from serving.protocols import AcceptanceRule, Proposal, ScoreRequest, ScoringModel
+from serving.protocols import Proposal, ScoreRequest, ScoringModel
 from serving.rules.via import Route, ViaGates, behind, route
 from serving.session import Session
 from serving.types import Audit, ScoreTable, Verified
@@ -25,7 +25,7 @@ class ViaVerifier:
     """At most one slim and one full pass a round. A slim verifier without an answer leaves its rounds to the target.
 
     A block goes straight to the full tier where it is empty, where it might leave more than `max_unverified` tokens
-    unseen, and where its request asks for log probabilities, which are the target's.
+    unseen, and where its request asks for `strict` or for log probabilities, which are the target's.
     """
 
     def __init__(
@@ -33,13 +33,11 @@ class ViaVerifier:
         *,
         slim: ScoringModel,
         full: ScoringModel,
-        rule: AcceptanceRule,
         gates: ViaGates,
         is_degraded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._slim = slim
         self._full = full
-        self._rule = rule
         self._gates = gates
         self._is_degraded = is_degraded
         self._seen: dict[str, int] = {}
@@ -78,7 +76,9 @@ class ViaVerifier:
     def _may_be_slim(self, proposal: Proposal) -> bool:
         num_drafted = len(proposal.draft)
         most = self._num_unseen(proposal.session) + num_drafted + self._gates.has_bonus
-        return num_drafted > 0 and most <= self._gates.max_unverified and proposal.session.num_logprobs is None
+        session = proposal.session
+        is_open = session.num_logprobs is None and not session.is_strict
+        return num_drafted > 0 and most <= self._gates.max_unverified and is_open
 
     def _num_unseen(self, session: Session) -> int:
         """Committed tokens that no full pass has seen."""
@@ -96,7 +96,7 @@ class ViaVerifier:
             return None
         session, num_kept = proposal.session, 0 if slim is None else slim.route.num_kept
         num_unseen = self._num_unseen(session)
-        rest = self._rule.judge(full.drop(num_unseen + num_kept), session.ledger)
+        rest = session.rule.judge(full.drop(num_unseen + num_kept), session.ledger)
         verdict = behind(num_kept, rest)
         self._seen[session.request_id] = len(session) + len(verdict.tiers)
         audit = Audit(num_unseen, tuple(full.regret[: num_unseen + num_kept].tolist()))

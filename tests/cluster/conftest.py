@@ -17,17 +17,15 @@ PROFILE = {
 }
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> str:
-    """The folder of a Llama that is built in a second and answers in a millisecond a token."""
+def save_tiny(folder: Path, *, seed: int) -> str:
+    """A Llama of random weights that is built in a second and answers in a millisecond a token."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from serving.models.embedded import ensure_embedded_model
 
-    folder = tmp_path_factory.mktemp("tiny")
     tokenizer = AutoTokenizer.from_pretrained(ensure_embedded_model())
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
@@ -35,6 +33,29 @@ def tiny_model(tmp_path_factory) -> str:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> str:
+    """Its folder."""
+    return save_tiny(tmp_path_factory.mktemp("tiny"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def poor_model(tiny_model, tmp_path_factory) -> str:
+    """The same model with some noise in its weights: a drafter that is often wrong, though seldom by much."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("poor")
+    save_tiny(folder, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(0.1 * weights.std() * torch.randn_like(weights))
+    model.save_pretrained(folder)
     return str(folder)
 
 

@@ -10,7 +10,7 @@ from serving.decode.guard import DraftPolicy, FixedDrafts
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import Drafter, DraftRequest, Outcome, ScoreRequest
-from serving.rules.strict import StrictRule
+from serving.rules.book import RuleBook
 from serving.types import Draft, GenerationRequest, Ids, Limits, ScoreTable, as_ids
 from serving.verifiers.full import FullVerifier
 
@@ -95,14 +95,16 @@ def make_scheduler(
     max_length: int = 256,
     grouping: Grouping | None = None,
     policy: DraftPolicy | None = None,
+    rules: RuleBook | None = None,
 ) -> Scheduler:
     return Scheduler(
-        verifier=FullVerifier(model, StrictRule()),
+        verifier=FullVerifier(model),
         drafter=drafter,
         decode=spell,
         limits=SchedulerLimits(max_sessions, max_length, 64, max_draft),
         grouping=grouping or Grouping(shares_cores=True),
         policy=policy or FixedDrafts(max_draft),
+        rules=rules,
     )
 
 

@@ -11,6 +11,7 @@ from serving.decode.costs import CostModel
 from serving.decode.guard import ALLOWANCE, CREDIT, Guard
 from serving.decode.offline import complete
 from serving.protocols import DraftRequest
+from serving.types import EMPTY_DRAFT, Draft, as_ids
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
 
 # A pass of one row costs 10 ms; up to 8 rows each more costs 1 ms, beyond that 5 ms: compute takes over.
@@ -20,8 +21,12 @@ COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
 def make_guard(max_draft: int = 8, ask_s: float = 0.0, costs: dict[int, float] | None = None) -> Guard:
     guard = Guard(CostModel(costs or COSTS), max_draft=max_draft)
     if ask_s:
-        guard.record_drafts(asked=1, draft_s=ask_s)
+        guard.record_drafts({"s": EMPTY_DRAFT}, ask_s)
     return guard
+
+
+def drafted(count: int) -> Draft:
+    return Draft(as_ids([7] * count), "model")
 
 
 def test_costs_are_interpolated_followed_and_extrapolated() -> None:
@@ -60,7 +65,7 @@ def learn(guard: Guard, accepted: int, *, rounds: int = 60, batch_size: int = 1)
         rows = batch_size * (1 + k)
         guard.record_pass(rows=rows, verify_s=CostModel(COSTS).seconds(rows))
         if k:
-            guard.observe("s", batch_size, num_drafted=k, num_accepted=min(k, accepted))
+            guard.observe("s", batch_size, drafted(k), min(k, accepted))
     return chosen
 
 
@@ -94,7 +99,7 @@ def test_a_slow_drafter_is_left_alone_and_taken_up_again_when_it_is_fast() -> No
     guard = make_guard(ask_s=0.05)  # five plain tokens for at most three
     assert learn(guard, 3, rounds=300)[50:].count(0) > 230
     for _ in range(100):
-        guard.record_drafts(asked=1, draft_s=0.001)
+        guard.record_drafts({"s": EMPTY_DRAFT}, 0.001)
     assert learn(guard, 3, rounds=300)[-20:].count(0) == 0
 
 
@@ -102,19 +107,19 @@ def test_new_sessions_start_with_what_others_have_learnt() -> None:
     guard = make_guard(ask_s=0.02)  # an attempt costs two tokens
     trials = []
     for number in range(64):
-        name, drafted = f"s{number}", 0
+        name, num_trials = f"s{number}", 0
         for _ in range(60):
             k = guard.limit(name, 1)
-            drafted += k > 0
+            num_trials += k > 0
             if k:
-                guard.observe(name, 1, num_drafted=k, num_accepted=0)
+                guard.observe(name, 1, drafted(k), 0)
         guard.forget(name)
-        trials.append(drafted)
+        trials.append(num_trials)
     assert trials[0] == 1
     assert sum(trials[1:]) <= 64 / 16
     guard.limit("good", 1)
     for _ in range(60):  # one that gets credit all the same, and whose drafts are right
-        guard.observe("good", 1, num_drafted=8, num_accepted=8)
+        guard.observe("good", 1, drafted(8), 8)
     assert guard.limit("new", 1) >= 1
 
 
@@ -127,7 +132,7 @@ def test_whatever_happens_a_session_loses_no_more_than_its_credit(
         k = guard.limit("s", batch_size)
         if k:
             accepted = min(k, right)
-            guard.observe("s", batch_size, num_drafted=k, num_accepted=accepted)
+            guard.observe("s", batch_size, drafted(k), accepted)
             cost = k * costs.price(batch_size, batch_size + k) + costs.plain_tokens(ask_s, batch_size)
             balance += accepted - cost
             dearest = max(dearest, cost)
@@ -174,5 +179,5 @@ def test_case_30_at_every_load_rows_stay_within_what_pays(concurrency: int) -> N
             accepted = next((i for i in range(k) if rng.random() >= 0.5), k)
             emitted += 1 + accepted
             if k:
-                guard.observe(session, concurrency, num_drafted=k, num_accepted=accepted)
+                guard.observe(session, concurrency, drafted(k), accepted)
     assert spent_s <= 1.05 * emitted * costs.seconds(concurrency) / concurrency

@@ -25,7 +25,6 @@ from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.protocols import Drafter
-from serving.rules.strict import StrictRule
 from serving.types import Chunk, GenerationRequest, Limits, Sampling, TokenLogprob, as_ids
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import oracle
@@ -53,7 +52,7 @@ def drafters() -> dict[str, Drafter]:
 
 def make_scheduler_of(drafter: Drafter, *, batch: int = 1) -> Scheduler:
     return Scheduler(
-        verifier=FullVerifier(make_lm(), StrictRule()),
+        verifier=FullVerifier(make_lm()),
         drafter=drafter,
         decode=lambda ids: "".join(chr(256 + token) for token in ids),
         limits=SchedulerLimits(batch, 128, 64, 8),

@@ -12,7 +12,7 @@ from serving.decode.scheduler import SchedulerLimits
 from serving.decode.stats import EngineStats
 from serving.decode.timing import MAX_KEPT, RequestLog, RequestTimes
 from serving.protocols import DraftRequest, ScoreRequest
-from serving.types import Chunk, Receipt, ScoreTable, as_ids
+from serving.types import Chunk, Draft, Receipt, ScoreTable, as_ids
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, request
 
 DONE = RequestTimes(
@@ -118,7 +118,7 @@ def test_drafts_positions_and_prompts_are_counted() -> None:
 
 def test_a_copy_is_a_copy() -> None:
     stats = EngineStats()
-    stats.count_draft(num_drafted=3, num_accepted=1, num_emitted=2)
+    stats.count_draft(Draft(as_ids([7] * 3), "model"), num_accepted=1, num_emitted=2)
     copied = stats.copy()
-    stats.count_draft(num_drafted=3, num_accepted=2, num_emitted=3)
+    stats.count_draft(Draft(as_ids([7] * 3), "model"), num_accepted=2, num_emitted=3)
     assert (copied.drafted, copied.accepted, copied.accepted_at) == (3, 1, [1])

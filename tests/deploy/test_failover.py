@@ -1,5 +1,7 @@
 """A stream goes on after its replica's death as if nothing had happened."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -113,3 +115,16 @@ async def test_a_client_that_leaves_closes_the_call():
     await anext(stream)
     await stream.aclose()
     assert replicas.num_closed == 1
+
+
+async def test_a_replica_that_takes_over_hears_of_every_divergence_that_was_delivered():
+    chunks = [replace(chunk, seen=((i, 1),)) for i, chunk in enumerate(chunks_of(request(PLAIN), PLAIN, 0))]
+    calls = []
+
+    async def call(asked):
+        calls.append(asked)
+        for chunk in chunks[len(asked.resume_ids) :][: 3 if len(calls) < 3 else None]:
+            yield chunk
+
+    await run(call, request(PLAIN))
+    assert [asked.resume_seen for asked in calls] == [tuple((i, 1) for i in range(n)) for n in (0, 3, 6)]

@@ -3,7 +3,7 @@
 import pytest
 
 from serving.deploy.flushing import Flusher, joined
-from serving.types import Chunk, Ledger, Receipt, TokenLogprob
+from serving.types import Chunk, ExceptionRecord, Ledger, Receipt, TokenLogprob
 
 
 def chunks(count: int) -> list[Chunk]:
@@ -11,6 +11,7 @@ def chunks(count: int) -> list[Chunk]:
         Chunk(
             "r", (i, i + 100), f"{i} ", Receipt(rounds=i + 1), Ledger(float(i), i),
             "length" if i == count - 1 else None, (TokenLogprob(i, -0.1), TokenLogprob(i + 100, -0.2)),
+            ("exception", "bonus"), (ExceptionRecord(2 * i, i, 7, 0.5),), ((i, 7),),
         )
         for i in range(count)
     ]  # fmt: skip
@@ -39,4 +40,6 @@ def test_what_is_joined_is_what_was_there() -> None:
     assert (whole.receipt.rounds, whole.ledger, whole.finish_reason) == (3, Ledger(2.0, 2), "length")
     assert whole.logprobs is not None
     assert [entry.token_id for entry in whole.logprobs] == list(whole.ids)
+    assert whole.tiers == ("exception", "bonus") * 3
+    assert ([one.index for one in whole.exceptions], whole.seen) == ([0, 2, 4], ((0, 7), (1, 7), (2, 7)))
     assert joined([Chunk("r", (1,), "a", Receipt()), Chunk("r", (2,), "b", Receipt())]).logprobs is None

@@ -47,6 +47,7 @@ def test_counters_show_the_sums_however_often_they_are_published(publisher, mete
         (m.NUM_DRAFTS.name, None): 12,
         (m.NUM_DRAFT_TOKENS.name, None): stats.drafted,
         (m.NUM_ACCEPTED_TOKENS.name, None): 24,
+        (m.DRAFTS_BY_SOURCE.name, "model"): 12,
         (m.NUM_ACCEPTED_AT.name, "0"): 12,
         (m.NUM_ACCEPTED_AT.name, "1"): 12,
         (m.PROMPT_TOKENS.name, None): 6,

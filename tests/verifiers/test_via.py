@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from serving.config_rules import AsdRule, CsdRule, RuleConfig, StrictRule
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
 from serving.decode.offline import Completion, complete
@@ -17,9 +18,9 @@ from serving.models.hf_decoder import HFDecoder
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import slim_in_place
 from serving.protocols import Drafter, DraftRequest, ScoreRequest, Verifier
-from serving.rules.strict import StrictRule
+from serving.rules.book import RuleBook
 from serving.rules.via import ViaGates
-from serving.types import GenerationRequest, Ids, Limits, Sampling, ScoreTable, as_ids
+from serving.types import GenerationRequest, Ids, Limits, Sampling, ScoreTable, Tightening, as_ids
 from serving.verifiers.full import FullVerifier
 from serving.verifiers.via import ViaVerifier
 from tests.decode.scripted import ScriptedDrafter, spell
@@ -56,13 +57,20 @@ class Watched:
 class Bench:
     """One target, one slim verifier in place, and a drafter that mixes right guesses with wrong ones."""
 
-    def __init__(self, gates: ViaGates | None, *, kept: tuple[int, ...] = KEPT, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        gates: ViaGates | None,
+        *,
+        kept: tuple[int, ...] = KEPT,
+        drafter: Drafter | None = None,
+        rule: RuleConfig | None = None,
+    ) -> None:
         target = make_lm(HFDecoder(tiny_model("llama", num_hidden_layers=DEEP)))
         self.full, self.slim = Watched(target), Watched(slim_in_place(target, kept))
-        self.verifier: Verifier = FullVerifier(self.full, StrictRule())
+        self.verifier: Verifier = FullVerifier(self.full)
         if gates is not None:
             self.verifier = ViaVerifier(
-                slim=self.slim, full=self.full, rule=StrictRule(), gates=gates, is_degraded=lambda: self.slim.is_lost
+                slim=self.slim, full=self.full, gates=gates, is_degraded=lambda: self.slim.is_lost
             )
         self.scheduler = Scheduler(
             verifier=self.verifier,
@@ -71,6 +79,7 @@ class Bench:
             limits=SchedulerLimits(4, 150, 64, K, greedy_only="verifier 'via'" if gates else None),
             grouping=Grouping(shares_cores=True),
             policy=FixedDrafts(K),
+            rules=RuleBook(rule or StrictRule()),
         )
 
     def run(self, *requests: GenerationRequest) -> list[Completion]:
@@ -254,6 +263,7 @@ def test_sampled_requests_are_refused_by_name() -> None:
     bench = Bench(LAX)
     with pytest.raises(RequestError, match=r"temperature: must be 0 with verifier 'via'.*got 0\.7"):
         bench.scheduler._limits.check(asked(sampling=Sampling(0.7)))
+    bench.scheduler._limits.check(asked(sampling=Sampling(0.7), tightening=Tightening(is_strict=True)))
 
 
 def test_nothing_is_left_of_a_session_that_has_ended() -> None:
@@ -261,3 +271,34 @@ def test_nothing_is_left_of_a_session_that_has_ended() -> None:
     bench.run(asked())
     assert bench.full.model.store.num_open == bench.slim.model.store.num_open == 0
     assert bench.verifier._seen == {}  # type: ignore[attr-defined]
+
+
+def test_a_request_that_asks_for_strict_never_meets_the_slim_verifier(plain: list[list[int]]) -> None:
+    bench = Bench(LAX)
+    (done,) = bench.run(asked("0", seed=0, tightening=Tightening(is_strict=True)))
+    assert (done.output_ids, bench.slim.requests, done.receipt.lossless) == (plain[0], [], True)
+
+
+@pytest.mark.parametrize(
+    "rule", [AsdRule(budget=30.0, gate=20.0), CsdRule(count_above=-1.0, min_ratio=1e-6)], ids=["asd", "csd"]
+)
+def test_a_lossy_rule_acts_in_tier_c_and_pays_for_it_alone(rule: RuleConfig) -> None:
+    """Tiers A and B are never charged; what tier C accepts is recorded at its place in the block."""
+    bench = Bench(replace(LAX, theta_accept=0.6, theta_escalate=0.6), rule=rule)
+    chunks = []
+    (done,) = complete(bench.scheduler, [asked(wants_tiers=True)], on_chunk=chunks.append)
+    exceptions = [one for chunk in chunks for one in chunk.exceptions]
+    tiers = [tier for chunk in chunks for tier in chunk.tiers]
+    assert {"slim", "exception"} <= set(tiers)
+    assert [place for place, tier in enumerate(tiers) if tier == "exception"] == [one.index for one in exceptions]
+    assert all(done.output_ids[one.index] == one.draft_id for one in exceptions)
+    assert done.receipt.regret_spent == pytest.approx(sum(one.regret for one in exceptions))
+    assert done.receipt.num_exceptions == len(exceptions) > 0
+    assert not done.receipt.lossless
+
+
+@pytest.mark.parametrize("rule", [AsdRule(budget=30.0, gate=20.0), AsdRule(budget=0.0)])
+def test_always_escalating_is_the_full_rule_alone(rule: RuleConfig) -> None:
+    alone, escalated = Bench(None, rule=rule), Bench(ALWAYS, rule=rule)
+    (expected,), (done,) = alone.run(asked()), escalated.run(asked())
+    assert (done.output_ids, done.receipt.regret_spent) == (expected.output_ids, expected.receipt.regret_spent)

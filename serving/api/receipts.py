@@ -1,0 +1,36 @@
+"""From what a choice was given to its receipt on the wire."""
+
+from dataclasses import asdict
+
+from serving.api.backend import Speller
+from serving.api.delivery import Delivery
+from serving.api.responses import ExceptionEntry, SpeculationReceipt
+from serving.types import ExceptionRecord, Receipt
+
+
+def receipt_of(delivery: Delivery, speller: Speller) -> SpeculationReceipt:
+    """With every exception, and the tier of every token where the request asked for it."""
+    receipt = delivery.receipt or Receipt()
+    tiers = {"tiers": delivery.tiers} if delivery.wants_tiers else {}
+    fields = asdict(receipt)
+    if receipt.slim is None:
+        del fields["slim"]
+    return SpeculationReceipt(
+        **fields,
+        acceptance_rate=receipt.acceptance_rate,
+        regret_left=receipt.regret_left,
+        exceptions=[_entry(exception, speller) for exception in delivery.exceptions],
+        **tiers,
+    )
+
+
+def _entry(exception: ExceptionRecord, speller: Speller) -> ExceptionEntry:
+    return ExceptionEntry(
+        position=exception.index,
+        draft_token=speller.token_text(exception.draft_id),
+        draft_id=exception.draft_id,
+        target_token=speller.token_text(exception.target_id),
+        target_id=exception.target_id,
+        regret=exception.regret,
+        count=exception.count,
+    )

@@ -1,0 +1,98 @@
+"""What the yield predictor sees of a cache draft: about twenty numbers, the same in serving and in training.
+
+HVD (arXiv 2606.01019): the match, the position, recent history, and the structure of the draft; no logits, no hidden
+states. Nothing here depends on what comes after the position that a draft continues.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.drafters.token_kinds import Kind, TokenKinds
+from serving.memory.suffix import SuffixMatch
+from serving.types import Floats
+
+NUM_RECENT = 3
+_ACCEPTED_MEMORY = 0.8  # weight of the past after each draft
+_CHOICE_MEMORY = 0.9
+
+FEATURES = (
+    "score",
+    "match_length",
+    "draft_length",
+    "mean_probability",
+    "last_probability",
+    "is_local",
+    "prompt_length",
+    "generated_length",
+    "relative_position",
+    *(f"accepted_{age}_ago" for age in range(1, NUM_RECENT + 1)),
+    "accepted_average",
+    "cache_accepted_average",
+    "cache_rate",
+    *(f"{kind.name.lower()}_{what}" for kind in Kind for what in ("share", "first") if kind.name),
+)
+
+
+@dataclass
+class History:
+    """Recent drafts of one session: accepted lengths, newest first; their averages; how often the cache drafted."""
+
+    recent: tuple[float, ...] = (0.0,) * NUM_RECENT
+    accepted: float = 0.0
+    cache_accepted: float = 0.0
+    cache_rate: float = 0.5
+
+    def add(self, num_accepted: int, *, is_cache: bool) -> None:
+        """One settled draft with K > 0."""
+        self.recent = (float(num_accepted), *self.recent[:-1])
+        self.accepted += (1.0 - _ACCEPTED_MEMORY) * (num_accepted - self.accepted)
+        if is_cache:
+            self.cache_accepted += (1.0 - _ACCEPTED_MEMORY) * (num_accepted - self.cache_accepted)
+        self.cache_rate += (1.0 - _CHOICE_MEMORY) * (is_cache - self.cache_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a draft would go: tokens of the prompt, and tokens emitted so far."""
+
+    prompt_len: int
+    num_emitted: int
+
+
+def features(match: SuffixMatch, position: Position, history: History, kinds: TokenKinds) -> list[float]:
+    """One number for each name in FEATURES; `match` must not be empty."""
+    size = len(match)
+    return [
+        match.score,
+        match.match_length,
+        size,
+        match.score / size,
+        float(match.probabilities[-1]),
+        float(match.is_local),
+        position.prompt_len,
+        position.num_emitted,
+        position.num_emitted / (position.prompt_len + position.num_emitted),
+        *history.recent,
+        history.accepted,
+        history.cache_accepted,
+        history.cache_rate,
+        *_structure(match.ids.tolist(), kinds),
+    ]
+
+
+def feature_rows(rows: Sequence[Sequence[float]]) -> Floats:
+    """f32[B, F]"""
+    return np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES))
+
+
+def _structure(ids: list[int], kinds: TokenKinds) -> list[float]:
+    """Of each kind the share of the draft's tokens, and the place of the first as a share of its length (1: none)."""
+    known = len(kinds)
+    found = [kinds[token] if token < known else 0 for token in ids]
+    numbers: list[float] = []
+    for kind in (1, 2, 4, 8):
+        places = [place for place, flags in enumerate(found) if flags & kind]
+        numbers += (len(places) / len(ids), places[0] / len(ids)) if places else (0.0, 1.0)
+    return numbers

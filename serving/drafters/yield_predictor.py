@@ -1,0 +1,64 @@
+"""The yield predictor: how many tokens of a cache draft the target will accept. Numpy alone.
+
+HVD (arXiv 2606.01019): features -> 256 ReLU -> 256 ReLU -> 1, trained by `python -m jobs train-yield`. An artefact is a
+folder of `predictor.npz` (mean, std and weights) and `predictor.json`, its card: feature names, provenance, figures.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.drafters.yield_features import FEATURES
+from serving.errors import ConfigError
+from serving.types import Floats
+
+ASSETS = Path(__file__).parents[1] / "assets"
+_ARRAYS = ("mean", "std", "w1", "b1", "w2", "b2", "w3", "b3")
+
+
+@dataclass(frozen=True, eq=False)
+class YieldPredictor:
+    """Weights w[in, out] f32, biases f32; mean and std f32[F] of the features in training."""
+
+    mean: Floats
+    std: Floats
+    w1: Floats
+    b1: Floats
+    w2: Floats
+    b2: Floats
+    w3: Floats
+    b3: Floats
+
+    def predict(self, rows: Floats) -> Floats:
+        """f32[B] of feature rows f32[B, F]: tokens, not yet clamped."""
+        hidden = np.maximum((rows - self.mean) / self.std @ self.w1 + self.b1, 0.0)
+        hidden = np.maximum(hidden @ self.w2 + self.b2, 0.0)
+        predicted: Floats = (hidden @ self.w3 + self.b3)[:, 0]
+        return predicted
+
+    @classmethod
+    def load(cls, name_or_folder: str) -> "YieldPredictor":
+        """A shipped predictor by name, or a folder. Raises ConfigError in one line."""
+        folder = ASSETS / name_or_folder
+        folder = folder if folder.is_dir() else Path(name_or_folder)
+        try:
+            card = json.loads((folder / "predictor.json").read_text(encoding="utf-8"))
+            with np.load(folder / "predictor.npz") as stored:
+                arrays = {name: np.ascontiguousarray(stored[name], dtype=np.float32) for name in _ARRAYS}
+        except (OSError, KeyError, ValueError) as error:
+            raise ConfigError(f"predictor: {name_or_folder!r} holds no yield predictor: {error}") from None
+        if tuple(card.get("features", ())) != FEATURES:
+            raise ConfigError(f"predictor: {name_or_folder!r} was trained on other features; train it anew")
+        return cls(**arrays)
+
+    def save(self, folder: Path, card: dict[str, Any]) -> None:
+        """Write the artefact; `card` gets the feature names."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, npt.NDArray[np.float32]] = {name: getattr(self, name) for name in _ARRAYS}
+        np.savez_compressed(folder / "predictor.npz", allow_pickle=False, **arrays)
+        text = json.dumps({"features": FEATURES, **card}, indent=2)
+        (folder / "predictor.json").write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,33 @@
+"""The words of a receipt: what bounds a request's exceptions, and what does not."""
+
+from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig, StrictRule
+from serving.types import Receipt
+
+
+def reason(rule: RuleConfig, *, vouched: str) -> str:
+    """Why an answer under `rule` is lossless, or how far it may be from the target's own; `vouched`: by whom."""
+    if rule.is_lossless and rule.kind != "strict":
+        return f"rule {rule.kind} with nothing to accept is strict, full tier: every token is the target's own"
+    match rule:
+        case StrictRule():
+            return Receipt().reason
+        case AsdRule():
+            bound = f"the regret of this answer adds up to at most {rule.budget:g} nats"
+        case CsdRule():
+            bound = (
+                f"each exception has at least {rule.min_ratio:g} of the target token's probability, their sum no bound"
+            )
+        case AsdCsdRule():
+            bound = f"the regret of this answer adds up to at most {rule.budget:g} nats, {rule.combine!r} of both tests"
+    return f"rule {rule.kind}: {bound}; {vouched}"
+
+
+def budget_of(rule: RuleConfig) -> float | None:
+    """Nats that a request may spend in all; None where nothing bounds their sum."""
+    match rule:
+        case AsdRule() | AsdCsdRule():
+            return rule.budget
+        case CsdRule() if not rule.is_lossless:
+            return None
+        case _:
+            return 0.0

@@ -1,0 +1,213 @@
+"""The ledger and the memory through the loop: charged for what is emitted, once, and carried by the request."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig
+from serving.decode.offline import complete
+from serving.decode.scheduler import SchedulerLimits
+from serving.errors import RequestError
+from serving.memory.correction import PairCounts
+from serving.memory.online import OnlineMemory
+from serving.protocols import ScoreRequest
+from serving.rules.book import RuleBook
+from serving.session import Session
+from serving.types import Chunk, Sampling, ScoreTable, Tightening
+from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, request
+
+OFTEN = PairCounts.of({(token + 1, token): 9 for token in range(100)})
+
+
+@dataclass
+class NearModel(ScriptedModel):
+    """`next_token` is the argmax; the drafted token trails it by `regret` nats wherever it differs."""
+
+    regret: float = 0.25
+
+    def _score(self, request: ScoreRequest) -> ScoreTable | None:
+        table = super()._score(request)
+        if table is None:
+            return None
+        gap = np.where(table.mismatch, np.float32(self.regret), np.float32(0.0)).astype(np.float32)
+        return replace(table, draft_logits=table.draft_logits - gap)
+
+
+def run(
+    rule: RuleConfig, *, right: int = 1, regret: float = 0.25, name: str = "a", book: RuleBook | None = None, **fields
+) -> list[Chunk]:
+    """One request whose drafts are right for `right` tokens, then one off."""
+    scheduler = make_scheduler(
+        NearModel(arithmetic, regret=regret),
+        oracle(arithmetic, right=right),
+        max_draft=4,
+        rules=book or RuleBook(rule, profile_hash="p", frozen=OFTEN),
+    )
+    chunks: list[Chunk] = []
+    list(
+        complete(scheduler, [replace(request(name, max_tokens=20), wants_tiers=True, **fields)], on_chunk=chunks.append)
+    )
+    return chunks
+
+
+RULES = (AsdRule(budget=1.0, gate=1.0), CsdRule(), AsdCsdRule(budget=1.0, gate=1.0))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+def test_receipts_and_chunks_agree_on_every_exception(rule: RuleConfig) -> None:
+    chunks = run(rule)
+    ids = [token for chunk in chunks for token in chunk.ids]
+    exceptions = [exception for chunk in chunks for exception in chunk.exceptions]
+    tiers = [tier for chunk in chunks for tier in chunk.tiers]
+    receipt, ledger = chunks[-1].receipt, chunks[-1].ledger
+    assert exceptions
+    assert len(tiers) == len(ids) == receipt.emitted
+    assert [place for place, tier in enumerate(tiers) if tier == "exception"] == [e.index for e in exceptions]
+    for exception in exceptions:
+        assert ids[exception.index] == exception.draft_id != exception.target_id
+        assert arithmetic([5, 9, *ids[: exception.index]]) == exception.target_id
+        assert (exception.count >= 9) == (rule.kind != "asd")
+    assert (receipt.num_exceptions, receipt.rescues) == (len(exceptions), 0 if rule.kind == "asd" else len(exceptions))
+    assert receipt.regret_spent == ledger.regret_spent == sum(e.regret for e in exceptions)
+    assert (receipt.lossless, receipt.profile) == (False, "p")
+
+
+def test_the_budget_ends_exceptions_for_good_and_the_receipt_says_where() -> None:
+    receipt = run(AsdRule(budget=1.0, gate=1.0, max_exceptions=4))[-1].receipt
+    assert (receipt.regret_spent, receipt.num_exceptions, receipt.regret_left) == (1.0, 4, 0.0)
+    assert receipt.exhausted_at is not None
+    assert run(AsdRule(budget=64.0, gate=1.0))[-1].receipt.exhausted_at is None
+
+
+def test_csd_has_no_bound_on_the_sum_and_says_so() -> None:
+    receipt = run(CsdRule())[-1].receipt
+    assert (receipt.budget, receipt.regret_left) == (None, None)
+    assert "their sum no bound; uncertified" in receipt.reason
+    assert receipt.memory == OFTEN.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("rule", "tightening"),
+    [
+        (AsdRule(budget=0.0), Tightening()),
+        (AsdRule(budget=0.0, max_exceptions=0), Tightening()),
+        (AsdRule(gate=0.0), Tightening()),
+        (AsdRule(gate=1.0), Tightening(budget=0.0)),
+        (AsdRule(gate=1.0), Tightening(max_exceptions=0)),
+        (AsdRule(gate=1.0), Tightening(gate=0.0)),
+        (AsdRule(gate=1.0), Tightening(is_strict=True)),
+        (CsdRule(count_above=float("inf")), Tightening()),
+        (CsdRule(min_ratio=1.5), Tightening()),
+        (CsdRule(), Tightening(is_strict=True)),
+        (AsdCsdRule(combine="or"), Tightening(budget=0.0)),
+    ],
+)
+def test_the_limits_of_each_rule_are_strict_and_say_so(rule: RuleConfig, tightening: Tightening) -> None:
+    chunks = run(rule, tightening=tightening)
+    ids: list[int] = []
+    for chunk in chunks:
+        ids.extend(chunk.ids)
+    assert ids == [arithmetic([5, 9, *ids[:place]]) for place in range(20)]
+    receipt = chunks[-1].receipt
+    assert (receipt.lossless, receipt.num_exceptions, receipt.regret_spent) == (True, 0, 0.0)
+    assert "every token is the target's own" in receipt.reason
+
+
+@given(st.integers(0, 12), st.sampled_from(RULES))
+def test_a_resumed_request_goes_on_with_its_ledger_and_its_divergences(lost_after: int, rule: RuleConfig) -> None:
+    whole = run(rule)
+    kept = whole[: min(lost_after, len(whole) - 1)]
+    if not kept:
+        return
+    resumed = run(
+        rule,
+        name="a~1",
+        resume_ids=np.array([token for chunk in kept for token in chunk.ids], dtype=np.int32),
+        resume_seen=tuple(pair for chunk in kept for pair in chunk.seen),
+        ledger=kept[-1].ledger,
+        receipt=kept[-1].receipt,
+    )
+    both = [token for chunk in [*kept, *resumed] for token in chunk.ids]
+    assert len(both) == 20
+    receipt = resumed[-1].receipt
+    regrets = [e.regret for chunk in [*kept, *resumed] for e in chunk.exceptions]
+    assert receipt.regret_spent == sum(regrets) <= (1.0 if rule.kind != "csd" else 99.0)
+    assert receipt.num_exceptions == len(regrets)
+
+
+def test_a_round_that_is_committed_twice_is_charged_once() -> None:
+    book = RuleBook(AsdRule(budget=1.0, gate=1.0))
+    asked = request("a")
+    terms = book.open(asked)
+    session = Session.admit(asked, terms.rule, max_draft=4)
+    model = NearModel(arithmetic)
+    model.open("a", session.tokens)
+    drafted = np.array([arithmetic([5, 9]) + 1, 1], dtype=np.int32)
+    (table,) = model.score([ScoreRequest("a", np.concatenate([session.tokens, drafted]), num_rows=3)])
+    assert table is not None
+    verdict = terms.rule.judge(table, session.ledger)
+    emitted = session.commit(drafted[:1], verdict, round_number=0)
+    assert (len(emitted.exceptions), session.ledger.regret_spent) == (1, 0.25)
+    again = session.commit(drafted[:1], verdict, round_number=0)
+    assert (again.exceptions, session.ledger.regret_spent, session.num_emitted) == ((), 0.25, 1)
+
+
+def test_a_stop_within_a_block_is_charged_for_nothing_behind_it() -> None:
+    scheduler = make_scheduler(
+        NearModel(arithmetic),
+        oracle(arithmetic, right=0),
+        max_draft=4,
+        rules=RuleBook(AsdRule(budget=8.0, gate=1.0, max_exceptions=4)),
+    )
+    (done,) = complete(scheduler, [request("a", max_tokens=3)])
+    assert len(done.output_ids) == 3
+    assert done.receipt.num_exceptions == len(done.exceptions) == sum(e.index < 3 for e in done.exceptions)
+    assert done.receipt.regret_spent == 0.25 * len(done.exceptions)
+
+
+def learned(book: RuleBook, name: str, salt: str) -> int:
+    run(CsdRule(), right=1, name=name, book=book, salt=salt)
+    assert book.online is not None
+    return len(book.online.snapshot(salt))
+
+
+def test_an_online_memory_hears_of_a_request_when_it_ends_and_serves_its_tenant_only() -> None:
+    book = RuleBook(CsdRule(count_above=0.0), online=OnlineMemory(max_pairs=64))
+    assert learned(book, "a", "tenant") > 0
+    first = run(CsdRule(), name="b", book=book, salt="other")[-1].receipt
+    second = run(CsdRule(), name="c", book=book, salt="tenant")[-1].receipt
+    assert second.rescues > first.rescues
+    assert second.memory == "empty+2"
+
+
+def test_a_frozen_memory_does_not_learn_from_one_request_to_the_next() -> None:
+    book = RuleBook(CsdRule(count_above=0.0))
+    receipts = [run(CsdRule(), name=name, book=book)[-1].receipt for name in "ab"]
+    assert receipts[0] == receipts[1]
+
+
+def test_a_request_that_samples_is_refused_at_admission_under_a_lossy_rule() -> None:
+    limits = SchedulerLimits(1, 64, 4, 4, rule=AsdRule())
+    sampled = replace(request("a"), sampling=Sampling(0.7))
+    with pytest.raises(RequestError, match="temperature: is 0"):
+        limits.check(sampled)
+    limits.check(replace(sampled, tightening=Tightening(is_strict=True)))
+    limits.check(replace(sampled, tightening=Tightening(budget=0.0)))
+
+
+def test_stats_count_mismatches_by_what_strict_would_have_done() -> None:
+    def stats_of(rule: RuleConfig):
+        scheduler = make_scheduler(
+            NearModel(arithmetic), oracle(arithmetic, right=1), max_draft=4, rules=RuleBook(rule)
+        )
+        list(complete(scheduler, [request("a", max_tokens=20)]))
+        return scheduler.stats
+
+    lossy, exact = stats_of(AsdRule(budget=1.0, gate=1.0)), stats_of(AsdRule(budget=0.0))
+    assert exact.exceptions == 0
+    assert sum(exact.first_mismatches) == exact.first_mismatches[4] > 0
+    assert (lossy.exceptions, lossy.regret_spent, lossy.exhausted > 0) == (4, 1.0, True)
+    assert lossy.first_mismatches[4] > 0

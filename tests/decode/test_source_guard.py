@@ -1,0 +1,87 @@
+"""The guard of two sources: each pays for itself, and who does not pay is left off alone."""
+
+import pytest
+
+from serving.decode.costs import CostModel
+from serving.decode.guard import Guard
+from serving.decode.source_guard import SourceGuard
+from serving.types import EMPTY_DRAFT, Draft, DraftLimits, as_ids
+
+COSTS = {1: 0.010, 8: 0.017, 16: 0.057}
+LOOKUP_S = 0.0001
+
+
+def make() -> SourceGuard:
+    return SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=Guard(CostModel(COSTS), max_draft=4))
+
+
+def cached(count: int) -> Draft:
+    return Draft(as_ids([7] * count), "suffix")
+
+
+def modelled(count: int) -> Draft:
+    return Draft(as_ids([7] * count), "model")
+
+
+def round_of(
+    guard: SourceGuard, *, takes_cache: bool, cache_right: int, model_right: int, model_s: float
+) -> DraftLimits:
+    limits = guard.limits("s", 1)
+    uses_model = not takes_cache and limits.model > 0
+    count = limits.model if uses_model else limits.cache
+    draft = (modelled(count) if uses_model else cached(count)) if count else EMPTY_DRAFT
+    guard.record_drafts({"s": draft}, LOOKUP_S + model_s * uses_model)
+    guard.record_pass(rows=1 + count, verify_s=CostModel(COSTS).seconds(1 + count))
+    if limits.most:
+        guard.observe("s", 1, draft, min(count, model_right if uses_model else cache_right))
+    return limits
+
+
+def test_a_model_that_does_not_pay_is_left_off_and_the_cache_goes_on() -> None:
+    guard = make()
+    seen = [
+        round_of(guard, takes_cache=turn % 2 == 0, cache_right=8, model_right=1, model_s=0.03) for turn in range(300)
+    ]
+    assert [limits.cache for limits in seen[20:]] == [8] * 280
+    assert sum(limits.model > 0 for limits in seen[100:]) < 20
+
+
+def test_a_cache_that_is_always_wrong_does_not_hold_the_model_up() -> None:
+    guard = make()
+    seen = [
+        round_of(guard, takes_cache=turn % 2 == 0, cache_right=0, model_right=4, model_s=0.002) for turn in range(300)
+    ]
+    assert [limits.model for limits in seen[50:]] == [4] * 250
+    assert sum(limits.cache > 0 for limits in seen[100:]) < 80
+
+
+def test_a_model_is_charged_for_its_own_time_and_not_for_the_look_ups_of_others() -> None:
+    charged: list[float] = []
+
+    class Noting(Guard):
+        def record_drafts(self, drafts, draft_s):  # type: ignore[no-untyped-def]
+            charged.append(draft_s)
+
+    guard = SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=Noting(CostModel(COSTS), max_draft=4))
+    for name in "abc":
+        guard.limits(name, 3)
+    guard.record_drafts({name: cached(4) for name in "abc"}, 3 * LOOKUP_S)
+    guard.record_drafts({"a": cached(4), "b": cached(4), "c": modelled(4)}, 2 * LOOKUP_S + 0.02)
+    assert charged == pytest.approx([0.0, 0.02])
+
+
+def test_no_draft_at_all_is_on_the_models_account_where_it_was_allowed() -> None:
+    guard = make()
+    assert guard.limits("s", 1).model > 0
+    guard.record_drafts({"s": EMPTY_DRAFT}, 0.05)
+    guard.observe("s", 1, EMPTY_DRAFT, 0)
+    limits = guard.limits("s", 1)
+    assert (limits.cache > 0, limits.model) == (True, 0)
+
+
+def test_sessions_are_forgotten() -> None:
+    guard = make()
+    guard.limits("s", 1)
+    guard.observe("s", 1, modelled(2), 0)
+    guard.forget("s")
+    assert guard._limits == {}

@@ -1,0 +1,111 @@
+"""CSD's memory: what is counted, what a request sees, how it is bounded, kept and merged."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.errors import ConfigError
+from serving.memory.correction import EMPTY_COUNTS, PairCounts, RequestMemory, ids_of_pair, pair_of
+from serving.memory.correction_file import load_all, load_counts, save_counts
+from serving.memory.online import OnlineMemory
+from serving.types import ExceptionRecord, Verdict
+
+ids = st.integers(0, 2**21)
+tables = st.dictionaries(st.tuples(ids, ids), st.integers(1, 50), max_size=20).map(PairCounts.of)
+small = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.integers(1, 5), max_size=6).map(
+    PairCounts.of
+)
+
+
+def verdict(*accepted: tuple[int, int], rejected: tuple[int, int] | None = None) -> Verdict:
+    records = [ExceptionRecord(i, draft, target, 0.5) for i, (draft, target) in enumerate(accepted)]
+    last = ExceptionRecord(len(records), *rejected, 0.5) if rejected else None
+    return Verdict(len(records), 0, ("exception",) * len(records), tuple(records), last)
+
+
+@given(ids, ids)
+def test_a_pair_is_one_number(draft: int, target: int) -> None:
+    assert ids_of_pair(pair_of(draft, target)) == (draft, target)
+
+
+def test_a_request_sees_its_snapshots_and_its_own_divergences() -> None:
+    memory = RequestMemory(PairCounts.of({(1, 2): 3}), PairCounts.of({(1, 2): 2, (5, 6): 1}), resumed=[(1, 2)])
+    assert [memory.count(1, 2), memory.count(5, 6), memory.count(2, 1)] == [6, 1, 0]
+    memory.note(verdict((1, 2), rejected=(5, 6)))
+    assert [memory.count(1, 2), memory.count(5, 6)] == [7, 2]
+    assert memory.own == PairCounts({pair_of(1, 2): 2, pair_of(5, 6): 1}, {pair_of(1, 2): 1})
+
+
+def test_only_what_was_emitted_is_counted() -> None:
+    met = verdict((1, 2), (3, 4), rejected=(5, 6))
+    assert [len(met.emitted(n).seen) for n in range(5)] == [0, 1, 2, 3, 3]
+    assert [met.emitted(n).next_id for n in range(4)] == [None, None, None, 0]
+
+
+@given(small, small, small)
+def test_counts_only_grow_and_merging_has_no_order(a: PairCounts, b: PairCounts, c: PairCounts) -> None:
+    merged = a.merged(b, max_pairs=99)
+    assert all(merged.seen[pair] >= count for pair, count in a.seen.items())
+    assert merged == b.merged(a, max_pairs=99)
+    assert merged.merged(c, max_pairs=99) == a.merged(b.merged(c, max_pairs=99), max_pairs=99)
+
+
+@given(small, small, st.integers(1, 5))
+def test_the_pairs_seen_least_are_forgotten_first(a: PairCounts, b: PairCounts, most: int) -> None:
+    whole, kept = a.merged(b, max_pairs=99), a.merged(b, max_pairs=most)
+    assert len(kept) == min(most, len(whole))
+    gone = [count for pair, count in whole.seen.items() if pair not in kept.seen]
+    assert max(gone, default=0) <= min(kept.seen.values(), default=99)
+
+
+def test_snapshots_do_not_change_and_tenants_do_not_meet() -> None:
+    memory = OnlineMemory(max_pairs=8)
+    before = memory.snapshot("a")
+    memory.add("a", PairCounts.of({(1, 2): 3}))
+    assert (len(before), len(memory.snapshot("a")), len(memory.snapshot("b"))) == (0, 1, 0)
+    held = memory.snapshot("a")
+    memory.absorb("a", PairCounts.of({(1, 2): 1}))
+    assert held.seen == {pair_of(1, 2): 3}
+    assert memory.snapshot("a").seen == {pair_of(1, 2): 4}
+    assert memory.version == 2
+
+
+def test_what_was_added_here_is_told_once_and_what_came_from_elsewhere_never() -> None:
+    memory = OnlineMemory(max_pairs=8)
+    memory.add("a", PairCounts.of({(1, 2): 3}))
+    memory.add("a", PairCounts.of({(1, 2): 1}))
+    memory.absorb("a", PairCounts.of({(7, 8): 1}))
+    assert memory.take_deltas() == {"a": PairCounts.of({(1, 2): 4})}
+    assert memory.take_deltas() == {}
+
+
+def test_the_tenant_not_heard_of_for_longest_goes_first() -> None:
+    memory = OnlineMemory(max_pairs=8, max_tenants=2)
+    for salt in "ab":
+        memory.add(salt, PairCounts.of({(1, 2): 1}))
+        memory.snapshot(salt)
+    memory.snapshot("a")
+    memory.add("c", PairCounts.of({(1, 2): 1}))
+    assert [len(memory.snapshot(salt)) for salt in "cab"] == [1, 1, 0]
+
+
+@given(tables)
+def test_a_file_brings_back_what_was_saved(tmp_path_factory: pytest.TempPathFactory, counts: PairCounts) -> None:
+    path = tmp_path_factory.mktemp("csd") / "t.parquet"
+    save_counts(path, {"": counts, "tenant": EMPTY_COUNTS}, identity="me")
+    assert load_all(path, identity="me") == ({"": counts} if counts.seen else {})
+    assert load_counts(path, identity="me", fingerprint=counts.fingerprint) == counts
+
+
+def test_another_drafter_voids_a_table_and_another_table_voids_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    save_counts(path, {"": PairCounts.of({(1, 2): 3})}, identity="me")
+    with pytest.raises(ConfigError, match="belongs to another tokenizer, target or drafter"):
+        load_all(path, identity="you")
+    with pytest.raises(ConfigError, match="not the table that this profile was calibrated with"):
+        load_counts(path, identity="me", fingerprint="0" * 16)
+    path.write_text("no parquet")
+    with pytest.raises(ConfigError, match="cannot be read as Parquet"):
+        load_all(path, identity="me")

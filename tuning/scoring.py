@@ -1,0 +1,57 @@
+"""An output under the target once more: likelihood, and whether its receipt tells the truth. One pass an output."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.protocols import ScoreRequest, ScoringModel
+from serving.types import ExceptionRecord, Ids, ScoreTable
+
+# Regret is a difference of float32 logits of some tens; kernels that sum in another order differ by less.
+REGRET_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One output: the table of its rows, one a token, and its log likelihood in nats given the prompt."""
+
+    table: ScoreTable
+    log_likelihood: float
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.table.draft_ids)
+
+
+def score_output(model: ScoringModel, prompt_ids: Ids, output_ids: Ids) -> Scored:
+    """A fresh forward over prompt and output; every output token is judged as if it had been drafted."""
+    session_id = "score-output"
+    ids = np.concatenate([prompt_ids, output_ids]).astype(np.int32)
+    request = ScoreRequest(session_id, ids, num_rows=len(output_ids) + 1, prompt_len=len(prompt_ids), num_logprobs=0)
+    model.open(session_id, ids[:0])
+    try:
+        table = None
+        while table is None:  # long prompts are fed in chunks
+            (table,) = model.score([request])
+    finally:
+        model.close(session_id)
+    assert table.logprobs is not None, "it was asked for"
+    return Scored(table, float(table.logprobs.draft.astype(np.float64).sum()))
+
+
+def discrepancies(table: ScoreTable, exceptions: Sequence[ExceptionRecord]) -> list[str]:
+    """Where an output and its receipt disagree with the target: each token is its argmax, or a recorded exception.
+
+    `exceptions` go by their place in the output; the recorded target token and regret must be the target's too.
+    """
+    recorded = {exception.index: exception for exception in exceptions}
+    found = np.flatnonzero(table.mismatch).tolist()
+    problems = [f"token {place}: not the target's, and no exception" for place in found if place not in recorded]
+    for place, exception in recorded.items():
+        regret, target_id = float(table.regret[place]), int(table.next_ids[place])
+        if int(table.draft_ids[place]) != exception.draft_id or target_id != exception.target_id:
+            problems.append(f"token {place}: recorded as {exception.draft_id} for {exception.target_id}, is not that")
+        elif abs(regret - exception.regret) > REGRET_TOLERANCE:
+            problems.append(f"token {place}: recorded regret {exception.regret:.5f}, found {regret:.5f}")
+    return problems
