@@ -280,7 +280,7 @@ def test_a_request_that_asks_for_strict_never_meets_the_slim_verifier(plain: lis
 
 
 @pytest.mark.parametrize(
-    "rule", [AsdRule(budget=30.0, gate=20.0), CsdRule(count_above=-1.0, min_ratio=1e-6)], ids=["asd", "csd"]
+    "rule", [AsdRule(budget=30.0, gate=20.0), CsdRule(count_above=-1.0, min_ratio=0.0)], ids=["asd", "csd"]
 )
 def test_a_lossy_rule_acts_in_tier_c_and_pays_for_it_alone(rule: RuleConfig) -> None:
     """Tiers A and B are never charged; what tier C accepts is recorded at its place in the block."""

@@ -1,0 +1,82 @@
+"""`search via` from end to end on a tiny model: Ray Tune trials, resumed from the log, masks that profiles can name."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.__main__ import main
+from serving.models.layer_mask import read_mask
+from serving.types import as_ids
+from tuning.selfgen import Dialogue, write_dialogues
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
+
+NUM_LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a Llama of six layers and the embedded model's tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from serving.models.embedded import ensure_embedded_model
+
+    folder = tmp_path_factory.mktemp("deep")
+    tokenizer = AutoTokenizer.from_pretrained(ensure_embedded_model())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+        initializer_range=0.3, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "dialogues.parquet"
+    texts = [rng.integers(100, 900, 30) for _ in range(8)]
+    write_dialogues(path, [Dialogue(as_ids(ids[:10]), as_ids(ids[10:])) for ids in texts])
+    return path
+
+
+def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["search", "via", "--target", deep_model, "--dtype", "float32", "--data", str(data), "--out", str(out)]
+    flags += ["--sizes", "2", "--rows", "40", "--held-out-rows", "40", "--budget", "8"]
+    assert main(flags) == 0
+    log = (out / "evaluations.jsonl").read_text()
+    report = json.loads((out / "report.json").read_text())
+    assert [row["arm"] for row in report["arms"]] == ["even", "one at a time", "guided", "random", "alternating"]
+    skipped = [json.loads(line)["skipped"] for line in log.splitlines()[1:]]
+    assert len({tuple(one) for one in skipped}) == len(skipped)
+    best = min((row for row in report["arms"]), key=lambda row: row["cost"])
+    mask = read_mask(str(out / "mask-2.json"), model=deep_model, num_layers=NUM_LAYERS)
+    assert list(mask.skipped) == best["skipped"]
+    assert (out / "history.png").stat().st_size > 1000
+    assert main(flags) == 0  # everything is in the log: nothing is asked, no Ray is started
+    assert (out / "evaluations.jsonl").read_text() == log
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--sizes", "9"], "within 1..4"),
+        (["--sizes", "two"], "numbers separated by commas"),
+        (["--arms", "magic"], "none of even"),
+        (["--budget", "3"], "at least 6"),
+        (["--rows", "4000"], "add --data or --tokens"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(deep_model: str, data: Path, tmp_path: Path, flags, said, capsys) -> None:
+    base = ["search", "via", "--target", deep_model, "--data", str(data), "--out", str(tmp_path), "--sizes", "2"]
+    assert main([*base, *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error

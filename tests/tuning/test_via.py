@@ -1,0 +1,89 @@
+"""Masks judged in place against cached rows, what an output is worth, and when a middle tier pays."""
+
+import numpy as np
+import pytest
+import torch
+
+from serving.decode.stats import EngineStats
+from serving.models.hf_decoder import HFDecoder
+from tests.models.test_packed_lm import make_lm, random_ids, stock_logits
+from tests.models.test_slim import deep, without_layers
+from tuning.dimr import compare
+from tuning.selfgen import Dialogue
+from tuning.via import Fidelity, MaskBench, excerpts, fidelity
+from tuning.via_cost import Modelled, PassTimes, break_even, modelled, verdict
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PREFIX = random_ids(20, 0)  # every prompt begins with it
+
+
+def dialogue(seed: int, *, num_output: int = 9) -> Dialogue:
+    ids = random_ids(12 + num_output, seed)
+    return Dialogue(np.concatenate([PREFIX, ids[:12]]), ids[12:])
+
+
+def by_stock(network, one: Dialogue) -> np.ndarray:
+    logits = stock_logits(network, one.ids[:-1])[len(one.prompt_ids) - 1 :]
+    return torch.log_softmax(logits, dim=-1).numpy()
+
+
+def test_a_mask_is_judged_as_the_stock_model_without_its_layers_would_be() -> None:
+    dialogues = [dialogue(seed) for seed in range(3)]
+    bench = MaskBench(make_lm(HFDecoder(deep())), dialogues)
+    assert (bench.num_rows, bench.num_layers) == (27, 6)
+    assert bench.agreement(()).cost == 0.0
+    for skipped in ((2,), (1, 4), (2,)):  # masks of a size share their rows, and must not see each other's
+        kept = tuple(layer for layer in range(6) if layer not in skipped)
+        expected = compare(
+            np.concatenate([by_stock(deep(), one) for one in dialogues]),
+            np.concatenate([by_stock(without_layers(deep(), kept), one) for one in dialogues]),
+        )
+        found = bench.agreement(skipped)
+        assert (found.cost, found.kl, found.top1) == pytest.approx(
+            (expected.cost, expected.kl, expected.top1), abs=1e-3
+        )
+
+
+def test_excerpts_have_as_many_rows_as_are_asked_for() -> None:
+    dialogues = [dialogue(seed, num_output=30) for seed in range(5)]
+    taken = excerpts(dialogues, num_rows=50, max_output=20)
+    assert [len(one.output_ids) for one in taken] == [20, 20, 10]
+
+
+def test_an_answer_of_the_targets_own_has_no_regret() -> None:
+    target = make_lm(HFDecoder(deep()))
+    ids = dialogue(1).prompt_ids
+    for _ in range(5):
+        ids = np.append(ids, np.int32(target.all_logits(ids)[-1].argmax()))
+    own = fidelity(target, Dialogue(ids[:-5], ids[-5:]))
+    assert (own.regret, own.top1, own.num_tokens) == (0.0, 1.0, 5)
+    other = fidelity(target, dialogue(2))
+    assert other.regret > 0.0 > other.logprob
+    both = Fidelity.mean([own, other])
+    assert both.top1 == pytest.approx((5 * own.top1 + 9 * other.top1) / 14)
+
+
+TIMES = PassTimes(full={1: 0.010, 5: 0.014, 17: 0.030}, slim={1: 0.008, 5: 0.0112, 17: 0.024}, draft_s=0.001)
+STRICT = EngineStats(emitted=100, target_passes=50, target_rows=250, drafted=200)
+VIA = EngineStats(emitted=100, target_passes=20, target_rows=340, slim_passes=45, slim_rows=225, drafted=180)
+
+
+def test_the_cost_model_adds_up_passes() -> None:
+    assert modelled(STRICT, TIMES) == Modelled(full_ms=7.0, slim_ms=0.0, draft_ms=2.0)
+    via = modelled(VIA, TIMES)
+    assert (via.full_ms, via.slim_ms, via.draft_ms) == pytest.approx((6.0, 5.04, 1.8))
+    assert TIMES.slim_ratio == pytest.approx(0.8)
+
+
+def test_it_says_what_a_slim_pass_may_cost() -> None:
+    strict, via = modelled(STRICT, TIMES), modelled(VIA, TIMES)
+    assert break_even(strict, via) == pytest.approx((9.0 - 7.8) / 5.04)
+    assert "does not pay" in verdict(strict, via, TIMES)
+    flat = TIMES.flat
+    assert "pays" in verdict(
+        modelled(STRICT, flat), modelled(EngineStats(**{**vars(VIA), "slim_passes": 20}), flat), flat
+    )
+    dear = modelled(EngineStats(emitted=100, target_passes=90, target_rows=450, slim_passes=9, slim_rows=45), TIMES)
+    assert break_even(strict, dear) is None
+    assert "slim passes were free" in verdict(strict, dear, TIMES)
