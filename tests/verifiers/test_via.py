@@ -5,17 +5,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from serving.config_rules import AsdRule, CsdRule, RuleConfig, StrictRule
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
 from serving.decode.offline import Completion, complete
 from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.drafters.model import ModelDrafter
 from serving.drafters.suffix import SuffixDrafter
 from serving.errors import RequestError
 from serving.memory.suffix import SuffixCache
+from serving.models.eagle3_lm import Eagle3LM
+from serving.models.eagle3_runner import TorchEagle3, kv_shape
 from serving.models.hf_decoder import HFDecoder
-from serving.models.packed_lm import PackedLM
+from serving.models.kv_store import KVStore
+from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.models.slim import slim_in_place
 from serving.protocols import Drafter, DraftRequest, ScoreRequest, Verifier
 from serving.rules.book import RuleBook
@@ -24,8 +30,9 @@ from serving.types import GenerationRequest, Ids, Limits, Sampling, ScoreTable, 
 from serving.verifiers.full import FullVerifier
 from serving.verifiers.via import ViaVerifier
 from tests.decode.scripted import ScriptedDrafter, spell
-from tests.models.test_packed_lm import make_lm, random_ids
-from tests.models.tiny import tiny_model
+from tests.models.eagle_heads import HIDDEN, TARGET_HIDDEN, tiny_head
+from tests.models.test_packed_lm import CAPACITY, make_lm, random_ids
+from tests.models.tiny import VOCAB, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,8 +71,9 @@ class Bench:
         kept: tuple[int, ...] = KEPT,
         drafter: Drafter | None = None,
         rule: RuleConfig | None = None,
+        target: PackedLM | None = None,
     ) -> None:
-        target = make_lm(HFDecoder(tiny_model("llama", num_hidden_layers=DEEP)))
+        target = target or make_lm(HFDecoder(tiny_model("llama", num_hidden_layers=DEEP)))
         self.full, self.slim = Watched(target), Watched(slim_in_place(target, kept))
         self.verifier: Verifier = FullVerifier(self.full)
         if gates is not None:
@@ -302,3 +310,35 @@ def test_always_escalating_is_the_full_rule_alone(rule: RuleConfig) -> None:
     alone, escalated = Bench(None, rule=rule), Bench(ALWAYS, rule=rule)
     (expected,), (done,) = alone.run(asked()), escalated.run(asked())
     assert (done.output_ids, done.receipt.regret_spent) == (expected.output_ids, expected.receipt.regret_spent)
+
+
+@dataclass
+class Narrow:
+    """The features of `target` as far as a head that was made for a narrower one reads them."""
+
+    target: PackedLM
+
+    def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
+        return self.target.features(session_id, ids, start)[:, : 3 * TARGET_HIDDEN]
+
+
+def eagle_bench(gates: ViaGates) -> Bench:
+    decoder = HFDecoder(tiny_model("llama", num_hidden_layers=DEEP))
+    store = KVStore(decoder.shapes, 4, CAPACITY, torch.float32, feature_layers=(1, 2, 3), hidden=64)
+    target = PackedLM(decoder, store, head=HeadOptions(vocab_size=VOCAB), prefill_chunk=256)
+    head = tiny_head()
+    own = KVStore([kv_shape(head)], 4, CAPACITY, torch.float32)
+    lm = Eagle3LM(
+        TorchEagle3(head, max_length=CAPACITY), own, Narrow(target), target_ids=head.target_ids, hidden=HIDDEN
+    )
+    return Bench(gates, drafter=ModelDrafter(lm, max_length=CAPACITY, source="eagle3"), target=target)
+
+
+def test_an_eagle3_head_fits_and_drafts_on_its_own_outputs_between_full_passes(plain: list[list[int]]) -> None:
+    (done,) = eagle_bench(ALWAYS).run(asked("0", seed=0))
+    assert (done.output_ids, done.receipt.drafted > 0) == (plain[0], True)
+    lax = eagle_bench(ViaGates(theta_accept=1e-9, theta_escalate=1e-9, min_confidence=0.0))
+    (other,) = lax.run(asked("0", seed=0))
+    assert other.receipt.slim is not None
+    assert other.receipt.target_passes < other.receipt.rounds - 2  # and each round but the first and last has a draft
+    assert other.receipt.drafts_empty <= 2
