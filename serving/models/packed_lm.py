@@ -89,7 +89,7 @@ class PackedLM:
     def all_features(self, ids: Ids) -> Tensor:
         """[n, F]: the features of every position of one text, in one pass; for training."""
         row, _ = self._read(ids)
-        return self._store.features[row.index, : len(ids)]
+        return self._store.features[row.index, : len(ids)].clone()  # the next text takes the same slots
 
     def _read(self, ids: Ids) -> tuple[Row, Tensor]:
         """One pass over a whole text; returns the row that holds it, which is free again, and hidden [n, H]."""
