@@ -65,6 +65,7 @@ class CsdControls(Frozen):
     memory: Literal["frozen", "online"] = "frozen"
     table: str | None = Field(default=None, description="Parquet of calibrated counts, relative to the profile's file")
     table_hash: str | None = Field(default=None, pattern="^[0-9a-f]{16}$", description="what the counts must hash to")
+    store: str | None = Field(default=None, description="Parquet that an online memory is kept in; default: the cache")
     max_pairs: int = Field(default=65_536, ge=1, le=4_194_304, description="pairs one tenant's online memory may hold")
 
     @field_validator("table")
