@@ -13,11 +13,11 @@ class Frozen(BaseModel):
 class Calibration(Frozen):
     """What a rule was calibrated on: the shares of first mismatches by regret, and from how many.
 
-    `shares` has one entry more than there are edges in `serving.memory.drift`: served traffic is compared with it.
+    `shares` has an entry for each of the NUM_BINS of `serving.memory.drift`: served traffic is compared with them.
     """
 
     num_mismatches: int = Field(ge=1)
-    shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...]
+    shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = Field(min_length=11, max_length=11)
     provenance: str = Field(default="", max_length=2000)
 
     @model_validator(mode="after")

@@ -94,7 +94,11 @@ class TargetReplica:
         self._engine = built.engine()
         self._engine.start()
         self._queue_limit = profile.engine.max_queued
-        publishing = publish_for_ever(Publisher(RayInstruments()), self._read)
+        calibration = getattr(profile.rule, "calibration", None)
+        publisher = Publisher(
+            RayInstruments(), profile=profile.name, calibrated=calibration.shares if calibration else None
+        )
+        publishing = publish_for_ever(publisher, self._read)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(publishing)]
         if built.rules.online is not None:
