@@ -11,11 +11,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from serving.build_rules import memory_identity
+from serving.compiling import cache_root
 from serving.config import Profile
 from serving.config_rules import CsdControls
 from serving.deploy.corrections import CorrectionHub, CorrectionSync, Exchange, Totals
 from serving.memory.online import OnlineMemory
-from serving.models.embedded import cache_root
 from serving.models.tokenizer import ChatTokenizer
 
 log = logging.getLogger("ray.serve")
