@@ -40,6 +40,22 @@ def line_charts(x: Sequence[int], lines: dict[str, Sequence[float | None]], path
     _write(figure, path)
 
 
+def interval_chart(rows: dict[str, tuple[float, float, float]], path: Path, *, reference: float) -> None:
+    """A dot with its interval (value, low, high) for each name, and a line where nothing would have changed."""
+    figure = _figure(7.0, 1.0 + 0.45 * len(rows))
+    axes = figure.subplots()
+    for place, (value, low, high) in enumerate(rows.values()):
+        axes.plot([low, high], [place, place], color=_COLOUR, linewidth=2)
+        axes.plot([value], [place], marker="o", color=_COLOUR)
+        axes.annotate(f"{value:.2f}", (value, place), xytext=(0, 7), textcoords="offset points", ha="center")
+    axes.axvline(reference, color="grey", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.margins(x=0.1, y=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
 def _figure(width: float, height: float) -> Figure:
     """Inches, with a canvas that needs no screen."""
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -5,7 +5,7 @@ Torch is imported only where a model is loaded: a process that keeps a suffix ca
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from serving.build_drafter import build_drafter, feature_layers, warm_up
@@ -37,6 +37,7 @@ class Built:
     limits: SchedulerLimits
     tokenizer: ChatTokenizer
     read_features: ReadFeatures | None = None
+    rules: RuleBook = field(default_factory=RuleBook)
 
     def engine(self) -> Engine:
         """The same scheduler behind its own thread (not started)."""
@@ -67,6 +68,7 @@ def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook |
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
+    rules = rules or build_rules(profile, tokenizer)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
         verifier=FullVerifier(target),
@@ -75,9 +77,10 @@ def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook |
         limits=limits,
         grouping=Grouping(shares_cores=drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
-        rules=rules or build_rules(profile, tokenizer),
+        rules=rules,
     )
-    return Built(profile, scheduler, limits, tokenizer, partial(feature_rows, target) if layers else None)
+    reads = partial(feature_rows, target) if layers else None
+    return Built(profile, scheduler, limits, tokenizer, reads, rules)
 
 
 def scheduler_limits(profile: Profile) -> SchedulerLimits:

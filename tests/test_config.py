@@ -29,7 +29,10 @@ def test_shipped_profiles_load_under_their_names() -> None:
         ("name: a\nrule: {kind: asd, budget: -1}", "rule.asd.budget"),
         ("name: a\nrule: {kind: csd, min_ratio: 2.5}", "rule.csd.min_ratio"),
         ("name: a\nrule: {kind: csd, table: t.parquet}", "table and table_hash belong together"),
-        ("name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: [0.5]}}", "shares must add up to 1"),
+        (
+            "name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: [0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}}",
+            "add up to 1",
+        ),
         ("- a\n- b", "document"),
         ("name: [", "while parsing"),
     ],
