@@ -66,3 +66,16 @@ def _figure(width: float, height: float) -> Figure:
 def _write(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def line_with_diagonal(points: Sequence[tuple[float, float]], path: Path, *, labels: tuple[str, str]) -> None:
+    """Points joined by a line, and the diagonal on which x and y are equal."""
+    figure = _figure(4.4, 4.0)
+    axes = figure.subplots()
+    most = max(max(point) for point in points)
+    axes.plot([0.0, most], [0.0, most], color="#999999", linewidth=1)
+    axes.plot([x for x, _ in points], [y for _, y in points], marker="o", color=_COLOUR)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
