@@ -109,6 +109,9 @@ def main(argv: Sequence[str]) -> int:
     profile, prompts = profile_from(args, args.profile), prompts_from(args)
     if not profile.rule.is_lossless:
         raise ConfigError(f"--profile: {args.profile!r} is lossy; traces of its strict twin are what replays need")
+    if args.every_position:  # a guard would see drafts that are never accepted, and stop asking for them
+        engine = profile.engine.model_copy(update={"guard": False})
+        profile = profile.model_copy(update={"engine": engine})
     job = Capture(profile, args.out.absolute(), args.max_tokens, args.every_position)
     size = args.part_size
     parts = [Part(i // size, tuple(prompts[i : i + size])) for i in range(0, len(prompts), size)]
