@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import ray
 
 from serving.app import AppArgs
-from serving.config import NoDrafter, Profile, SuffixDrafter
+from serving.config import NoDrafter, Profile, SuffixDrafter, ViaVerifier
 from serving.deploy.options import Scaling
 from serving.errors import DrafthouseError
 
@@ -56,6 +56,8 @@ def needs_of(args: AppArgs, profile: Profile) -> list[Need]:
     needs = [Need.of("gateway", args.gateway), Need.of("target", args.target)]
     if args.has_remote_drafter(profile):
         needs.append(Need.of("drafter", args.drafter))
+    if args.has_remote_slim(profile):
+        needs.append(Need.of("slim", args.slim))
     return needs
 
 
@@ -95,17 +97,22 @@ def free_nodes() -> list[Bundle]:
 
 
 def sizes_for_one_machine(profile: Profile, *, num_cpus: int, num_gpus: int) -> dict[str, Scaling]:
-    """One replica a role. The Target gets what the drafter leaves.
+    """One replica a role. The Target gets what the drafter and the slim verifier leave.
 
-    A suffix cache needs no core of its own. On a small machine no drafter gets one: it works while the Target waits
+    A suffix cache needs no core of its own. On a small machine no such role gets one: it works while the Target waits
     for it, and a core less would halve the Target's speed.
     """
     is_light = isinstance(profile.drafter, NoDrafter | SuffixDrafter) or profile.placement == "colocated"
-    drafter_cpus = 0 if is_light or num_cpus < _FEW_CPUS else num_cpus // 4
+    has_slim = isinstance(profile.verifier, ViaVerifier) and profile.placement == "separate"
+    quarter = 0 if num_cpus < _FEW_CPUS else num_cpus // 4
+    drafter_cpus, slim_cpus = 0 if is_light else quarter, quarter if has_slim else 0
+    drafter_gpus = 0 if is_light else min(1, max(0, num_gpus - 1))
+    slim_gpus = min(1, max(0, num_gpus - 1 - drafter_gpus)) if has_slim else 0
     return {
         "gateway": Scaling(num_cpus=0),
-        "target": Scaling(num_cpus=num_cpus - drafter_cpus, num_gpus=min(1, num_gpus)),
-        "drafter": Scaling(num_cpus=drafter_cpus, num_gpus=0 if is_light else min(1, max(0, num_gpus - 1))),
+        "target": Scaling(num_cpus=num_cpus - drafter_cpus - slim_cpus, num_gpus=min(1, num_gpus)),
+        "drafter": Scaling(num_cpus=drafter_cpus, num_gpus=drafter_gpus),
+        "slim": Scaling(num_cpus=slim_cpus, num_gpus=slim_gpus),
     }
 
 

@@ -112,7 +112,7 @@ def _measured(built: Built, requests: Sequence[GenerationRequest]) -> Measured:
         [clock.timing(one.request_id, len(one.output_ids)).tpot_ms for one in completions],
         accepted_length(
             accepted=sum(receipt.accepted for receipt in receipts),
-            target_passes=sum(receipt.target_passes for receipt in receipts),
+            rounds=sum(receipt.rounds for receipt in receipts),
             drafts_empty=sum(receipt.drafts_empty for receipt in receipts),
         ),
         _passes_per_token(receipts),

@@ -42,9 +42,9 @@ class Spread:
         return cls(round(float(p50), 3), round(float(p95), 3))
 
 
-def accepted_length(*, accepted: int, target_passes: int, drafts_empty: int) -> float:
-    """Accepted tokens per pass that had a draft; 0 where none had."""
-    drafted = target_passes - drafts_empty
+def accepted_length(*, accepted: int, rounds: int, drafts_empty: int) -> float:
+    """Accepted tokens per round that had a draft; 0 where none had."""
+    drafted = rounds - drafts_empty
     return round(accepted / drafted, 3) if drafted else 0.0
 
 

@@ -141,6 +141,6 @@ def _accepted_length(answers: Sequence[Sample]) -> float | None:
         return None
     return accepted_length(
         accepted=sum(one.accepted for one in counts),
-        target_passes=sum(one.target_passes for one in counts),
+        rounds=sum(one.rounds for one in counts),
         drafts_empty=sum(one.drafts_empty for one in counts),
     )

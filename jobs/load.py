@@ -21,7 +21,7 @@ class Counts(BaseModel):
     """What this client reads of a receipt."""
 
     accepted: int
-    target_passes: int
+    rounds: int
     drafts_empty: int
 
 

@@ -1,6 +1,6 @@
 """Plots of reports, without a screen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -52,6 +52,38 @@ def interval_chart(rows: dict[str, tuple[float, float, float]], path: Path, *, r
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.margins(x=0.1, y=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
+def step_charts(charts: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, x_label: str, y_label: str) -> None:
+    """Charts side by side, one a title, each with a line a name over 1, 2, 3, ...; a line of one value is a level."""
+    figure = _figure(4.6 * len(charts), 3.4)
+    for axes, (title, lines) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
+        longest = max(map(len, lines.values()))
+        for name, values in lines.items():
+            if len(values) == 1:
+                axes.plot([1, longest], [values[0]] * 2, linestyle=":", label=name)
+            else:
+                axes.step(range(1, len(values) + 1), values, where="post", label=name)
+        axes.set_title(title)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
+def scatter_chart(points: Mapping[str, tuple[float, float]], path: Path, *, x_label: str, y_label: str) -> None:
+    """Named points."""
+    figure = _figure(5.6, 3.8)
+    axes = figure.subplots()
+    for name, (x, y) in points.items():
+        axes.scatter([x], [y], color=_COLOUR)
+        axes.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.margins(x=0.18, y=0.18)
     axes.spines[["top", "right"]].set_visible(False)
     _write(figure, path)
 

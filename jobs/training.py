@@ -36,7 +36,17 @@ def add_training_options(p: argparse.ArgumentParser, *, vocab_size: int, epochs:
 
 
 def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Held-out and training dialogues: self-generated into `folder`, and those of --data; order by seed."""
+    """Held-out and training dialogues, as `dialogues_for` has them."""
+    shuffled = dialogues_for(args, folder)
+    if len(shuffled) <= args.held_out:
+        raise ConfigError(
+            f"--held-out: {args.held_out} leaves nothing to train on; there are {len(shuffled)} dialogues"
+        )
+    return shuffled[: args.held_out], shuffled[args.held_out :][: args.limit]
+
+
+def dialogues_for(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
+    """What --tokens has the target write (kept in `folder`) and --data holds, in an order drawn by --seed."""
     paths: list[Path] = []
     if args.tokens:
         built = _generator(args.target)
@@ -44,13 +54,8 @@ def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue]
             plan = SelfGeneration(num_tokens=args.tokens, seed=args.seed)
             paths = list(generate(built, folder, plan, on_tokens=bar.update))
     dialogues = read_dialogues([*paths, *args.data])
-    if len(dialogues) <= args.held_out:
-        raise ConfigError(
-            f"--held-out: {args.held_out} leaves nothing to train on; there are {len(dialogues)} dialogues"
-        )
     order = np.random.default_rng(args.seed).permutation(len(dialogues))
-    shuffled = [dialogues[i] for i in order]
-    return shuffled[: args.held_out], shuffled[args.held_out :][: args.limit]
+    return [dialogues[i] for i in order]
 
 
 def measure(target: str, drafter: ModelDrafter | Eagle3Drafter, held_out: list[Dialogue]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The Serve application: Gateway -> Target -> Drafter, each a deployment that is placed and scaled by itself.
+"""The Serve application: Gateway -> Target -> Drafter, SlimVerifier; each is placed and scaled by itself.
 
 serve deploy cluster/serve.yaml         import_path: serving.app:app, args: the fields of AppArgs
 """
@@ -13,10 +13,12 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from serving.api.gateway import create_app
-from serving.config import NoDrafter, Profile, check_servable, load_profile
-from serving.deploy.drafter import DrafterReplica, WorkerResources
+from serving.config import NoDrafter, Profile, ViaVerifier, check_servable, load_profile
+from serving.deploy.drafter import DrafterReplica
+from serving.deploy.leased_replica import LeasedReplica, WorkerResources
 from serving.deploy.logs import join_serve_log
-from serving.deploy.options import Scaling, drafter_deployment, gateway_deployment, target_deployment
+from serving.deploy.options import Scaling, gateway_deployment, leased_deployment, target_deployment
+from serving.deploy.slim import SlimReplica
 from serving.deploy.target import TargetReplica
 from serving.deploy.target_client import TargetClient
 from serving.errors import ConfigError
@@ -32,7 +34,9 @@ class AppArgs(BaseModel):
     gateway: Scaling = Scaling(num_cpus=0)
     target: Scaling = Scaling()
     drafter: Scaling = Scaling()
+    slim: Scaling = Scaling()
     leases_per_drafter: int = Field(default=4, ge=1, le=256, description="Targets that one Drafter serves")
+    leases_per_slim: int = Field(default=4, ge=1, le=256, description="Targets that one SlimVerifier serves")
     api_keys_env: str | None = Field(
         default=None,
         min_length=1,
@@ -45,16 +49,21 @@ class AppArgs(BaseModel):
         """Whether `profile` takes a Drafter deployment."""
         return profile.placement == "separate" and not isinstance(profile.drafter, NoDrafter)
 
+    def has_remote_slim(self, profile: Profile) -> bool:
+        """Whether `profile` takes a SlimVerifier deployment."""
+        return profile.placement == "separate" and isinstance(profile.verifier, ViaVerifier)
+
 
 def app(args: AppArgs) -> Application:
     """Wire the roles of `args.profile`. Raises ConfigError before anything is placed."""
     profile = load_profile(args.profile)
     check_servable(profile)
     keys = api_keys(args.api_keys_env)
-    drafter = _drafter(args, profile) if args.has_remote_drafter(profile) else None
+    drafter = _leased(DrafterReplica, "Drafter", args, profile) if args.has_remote_drafter(profile) else None
+    slim = _leased(SlimReplica, "SlimVerifier", args, profile) if args.has_remote_slim(profile) else None
     target = target_deployment(TargetReplica, args.target, profile, drain_s=args.drain_s)
     gateway = gateway_deployment(GatewayIngress, args.gateway, drain_s=args.drain_s)
-    return gateway.bind(profile, target.bind(profile, drafter, stall_limit_s=args.stall_limit_s), keys)
+    return gateway.bind(profile, target.bind(profile, drafter, slim, stall_limit_s=args.stall_limit_s), keys)
 
 
 def api_keys(variable: str | None) -> frozenset[str]:
@@ -92,13 +101,15 @@ class GatewayBackend(TargetClient):
 GatewayIngress = serve.ingress()(Gateway)
 
 
-def _drafter(args: AppArgs, profile: Profile) -> Application:
-    drafter = drafter_deployment(DrafterReplica, args.drafter, leases_per_replica=args.leases_per_drafter)
-    resources = WorkerResources(args.drafter.num_cpus, args.drafter.num_gpus)
-    return drafter.bind(shared(profile, args.leases_per_drafter), resources, silence_limit_s=args.stall_limit_s)
+def _leased(replica: type[LeasedReplica], name: str, args: AppArgs, profile: Profile) -> Application:
+    is_drafter = replica is DrafterReplica
+    scaling, leases = (args.drafter, args.leases_per_drafter) if is_drafter else (args.slim, args.leases_per_slim)
+    deployment = leased_deployment(replica, scaling, name=name, leases_per_replica=leases)
+    resources = WorkerResources(scaling.num_cpus, scaling.num_gpus)
+    return deployment.bind(shared(profile, leases), resources, silence_limit_s=args.stall_limit_s)
 
 
 def shared(profile: Profile, num_targets: int) -> Profile:
-    """`profile` for a drafter that serves the sessions of `num_targets` engines."""
+    """`profile` for a leased role that serves the sessions of `num_targets` engines."""
     num_sessions = min(512, profile.engine.max_sessions * num_targets)
     return profile.model_copy(update={"engine": profile.engine.model_copy(update={"max_sessions": num_sessions})})

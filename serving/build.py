@@ -7,10 +7,11 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from serving.build_drafter import build_drafter, feature_layers, warm_up
 from serving.build_rules import build_rules
-from serving.config import EngineConfig, HybridDrafter, Profile
+from serving.config import EngineConfig, HybridDrafter, Profile, ViaVerifier
 from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
@@ -18,10 +19,13 @@ from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
 from serving.decode.scheduler import Scheduler, SchedulerLimits
 from serving.decode.source_guard import SourceGuard
 from serving.models.tokenizer import ChatTokenizer
-from serving.protocols import Drafter, ReadFeatures, ScoreRequest, ScoringModel
+from serving.protocols import Drafter, ReadFeatures, RemoteModel, ScoreRequest, ScoringModel, Verifier
 from serving.rules.book import RuleBook
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
+
+if TYPE_CHECKING:
+    from serving.models.packed_lm import PackedLM
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
@@ -44,8 +48,19 @@ class Built:
         return Engine(self.scheduler, self.limits)
 
 
-def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook | None = None) -> Built:
-    """The target side of `profile`, warmed up. `drafter` is a remote one; without it the drafter is made here.
+@dataclass(frozen=True)
+class RemoteRoles:
+    """Roles of a profile that are elsewhere; those that are None are made here."""
+
+    drafter: Drafter | None = None
+    slim: RemoteModel | None = None
+
+
+LOCAL = RemoteRoles()
+
+
+def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | None = None) -> Built:
+    """The target side of `profile`, warmed up.
 
     `rules` judge in place of the profile's own.
     """
@@ -71,11 +86,11 @@ def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook |
     rules = rules or build_rules(profile, tokenizer)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
-        verifier=FullVerifier(target),
-        drafter=drafter if drafter is not None else build_drafter(profile, tokenizer=tokenizer, features=target),
+        verifier=_verifier(profile, target, remote.slim),
+        drafter=remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target),
         decode=tokenizer.decode,
         limits=limits,
-        grouping=Grouping(shares_cores=drafter is None),
+        grouping=Grouping(shares_cores=remote.drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
         rules=rules,
     )
@@ -83,10 +98,21 @@ def build(profile: Profile, *, drafter: Drafter | None = None, rules: RuleBook |
     return Built(profile, scheduler, limits, tokenizer, reads, rules)
 
 
+def _verifier(profile: Profile, target: "PackedLM", remote_slim: RemoteModel | None) -> Verifier:
+    if not isinstance(profile.verifier, ViaVerifier):
+        return FullVerifier(target)
+    from serving.build_via import build_via
+
+    return build_via(profile, profile.verifier, full=target, slim=remote_slim)
+
+
 def scheduler_limits(profile: Profile) -> SchedulerLimits:
     """The limits that `profile` sets."""
     engine: EngineConfig = profile.engine
-    return SchedulerLimits(engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, profile.rule)
+    greedy_only = "verifier 'via'" if isinstance(profile.verifier, ViaVerifier) else None
+    return SchedulerLimits(
+        engine.max_sessions, engine.max_length, engine.max_queued, profile.max_draft, profile.rule, greedy_only
+    )
 
 
 def _guard(target: ScoringModel, profile: Profile) -> DraftPolicy:

@@ -110,6 +110,31 @@ class FullVerifier(_Frozen):
     kind: Literal["full"] = "full"
 
 
+class ViaVerifier(_Frozen):
+    """VIA-SD: a slim verifier decides the easy tokens, the full target the rest; no bound on what it changes.
+
+    `mask` says which layers the slim verifier keeps: a shipped one by name, or a file that `search via` wrote.
+    """
+
+    kind: Literal["via"] = "via"
+    mask: str = "smollm2-135m-via"
+    theta_accept: float = Field(default=0.7, gt=0.0, le=2.0, description="keep a token (tier A); above 1: never")
+    theta_escalate: float = Field(default=0.5, gt=0.0, le=2.0, description="rewrite it (tier B); above 1: never")
+    min_confidence: float = Field(default=0.5, ge=0.0, le=1.0, description="what tier B asks of its own token")
+    max_unverified: int = Field(default=32, ge=0, le=4096, description="tokens that no full pass has seen, at most")
+    bonus: Literal["none", "slim"] = "none"
+    escalate_stop_tokens: bool = True
+    seed_from_full: bool = Field(default=False, description="colocated only: start from the target's KV")
+
+    @model_validator(mode="after")
+    def _thresholds_in_order(self) -> Self:
+        if self.theta_accept < self.theta_escalate:
+            raise ValueError(
+                f"theta_accept ({self.theta_accept:g}) must be at least theta_escalate ({self.theta_escalate:g})"
+            )
+        return self
+
+
 class EngineConfig(_Frozen):
     """One engine: how many sequences at once, how long each may grow, how prompts are fed."""
 
@@ -125,6 +150,7 @@ class EngineConfig(_Frozen):
 DrafterConfig = Annotated[
     NoDrafter | SuffixDrafter | ModelDrafter | Eagle3Drafter | HybridDrafter, Field(discriminator="kind")
 ]
+VerifierConfig = Annotated[FullVerifier | ViaVerifier, Field(discriminator="kind")]
 
 
 class Profile(_Frozen):
@@ -133,11 +159,20 @@ class Profile(_Frozen):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
     target: ModelConfig = ModelConfig()
     drafter: DrafterConfig = NoDrafter()
-    verifier: FullVerifier = FullVerifier()
+    verifier: VerifierConfig = FullVerifier()
     rule: RuleConfig = StrictRule()
     engine: EngineConfig = EngineConfig()
     placement: Literal["separate", "colocated"] = "separate"
     allow_uncertified: bool = Field(default=False, description="serve a lossy profile without a certificate")
+
+    @model_validator(mode="after")
+    def _verifier_fits(self) -> Self:
+        if isinstance(self.verifier, ViaVerifier) and self.max_draft == 0:
+            raise ValueError("verifier via judges drafts, but drafter 'none' makes none; choose a drafter")
+        is_seeded = isinstance(self.verifier, ViaVerifier) and self.verifier.seed_from_full
+        if is_seeded and self.placement != "colocated":
+            raise ValueError("verifier.seed_from_full needs `placement: colocated`: KV does not travel between actors")
+        return self
 
     @property
     def max_draft(self) -> int:
@@ -147,7 +182,7 @@ class Profile(_Frozen):
     @property
     def is_lossless(self) -> bool:
         """Whether every answer is the target's own, token for token."""
-        return self.rule.is_lossless
+        return self.rule.is_lossless and isinstance(self.verifier, FullVerifier)
 
     @property
     def hash(self) -> str:
@@ -165,9 +200,11 @@ class Profile(_Frozen):
 def check_servable(profile: Profile) -> None:
     """Raise ConfigError for a lossy profile that nothing vouches for and whose file does not ask for that."""
     if not profile.is_lossless and not profile.allow_uncertified:
+        lossy = f"verifier {profile.verifier.kind!r}" if profile.rule.is_lossless else f"rule {profile.rule.kind!r}"
         raise ConfigError(
-            f"profile {profile.name!r} is lossy (rule {profile.rule.kind!r}) and has no certificate; set "
-            "`allow_uncertified: true` in its file to serve it all the same, or `rule: {kind: strict}`"
+            f"profile {profile.name!r} is lossy ({lossy}) and has no certificate; set "
+            "`allow_uncertified: true` in its file to serve it all the same, or `rule: {kind: strict}` with "
+            "`verifier: {kind: full}`"
         )
 
 

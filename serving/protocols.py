@@ -160,8 +160,22 @@ class ScoringModel(Protocol):
         ...
 
 
+class RemoteModel(ScoringModel, Protocol):
+    """A model in another process. Out of reach it has no tables: whoever asks must do without."""
+
+    @property
+    def degraded(self) -> bool:
+        """True while it is out of reach."""
+        ...
+
+
 class Verifier(Protocol):
     """Decides a batch of proposals, by whatever models and tiers it is made of."""
+
+    @property
+    def degraded(self) -> bool:
+        """True while one of its models is out of reach and others do its work."""
+        ...
 
     def open(self, session: Session) -> int:
         """Make room for a session; returns how many of its tokens need no computing."""

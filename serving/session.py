@@ -50,6 +50,7 @@ class Session:
     ledger: Ledger
     receipt: Receipt
     wants_tiers: bool = False
+    is_strict: bool = False
     round: int = 0
     finish_reason: FinishReason | None = None
     _buffer: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int32), repr=False)
@@ -75,6 +76,7 @@ class Session:
             ledger=request.ledger,
             receipt=request.receipt or Receipt(),
             wants_tiers=request.wants_tiers,
+            is_strict=request.tightening.is_strict,
             _buffer=buffer,
             _length=len(known),
         )

@@ -15,7 +15,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 DraftSource: TypeAlias = Literal["none", "suffix", "model", "eagle3", "flexdraft"]
-Tier: TypeAlias = Literal["accepted", "exception", "recovered", "bonus"]
+Tier: TypeAlias = Literal["accepted", "exception", "recovered", "bonus", "slim", "regenerated"]
 
 # Below it sampling is greedy: logits divided by less leave the range of float32.
 LEAST_TEMPERATURE = 1e-5
@@ -86,6 +86,10 @@ class RowLogprobs:
     top_ids: npt.NDArray[np.int32]
     top: npt.NDArray[np.float32]
 
+    def drop(self, count: int) -> "RowLogprobs":
+        """Without the first `count` rows."""
+        return RowLogprobs(self.draft[count:], self.next[count:], self.top_ids[count:], self.top[count:])
+
     def of(self, row: int, *, is_draft: bool, token_id: int) -> TokenLogprob:
         """The entry of the token emitted on `row`: the draft's own, or the target's."""
         logprob = self.draft[row] if is_draft else self.next[row]
@@ -121,6 +125,19 @@ class ScoreTable:
         """float64[K], nats: top logit minus the draft token's, >= 0; +inf where the draft token is impossible."""
         gap = self.top_logits[:-1].astype(np.float64) - self.draft_logits.astype(np.float64)
         return np.maximum(gap, 0.0)
+
+    def drop(self, count: int) -> "ScoreTable":
+        """Without the first `count` rows, of at most K."""
+        return ScoreTable(
+            draft_ids=self.draft_ids[count:],
+            next_ids=self.next_ids[count:],
+            next_logits=self.next_logits[count:],
+            draft_logits=self.draft_logits[count:],
+            top_ids=self.top_ids[count:],
+            top_logits=self.top_logits[count:],
+            logsumexp=None if self.logsumexp is None else self.logsumexp[count:],
+            logprobs=None if self.logprobs is None else self.logprobs.drop(count),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +190,24 @@ NOTHING_EMITTED = Verdict(0, None, ())
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """Regret (nats) by the full target's rows of tokens that a slim verifier decided: never charged, only logged.
+
+    First of `num_before` tokens of earlier rounds, then of this block's.
+    """
+
+    num_before: int = 0
+    regrets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
-    """A verdict with the tables it rests on."""
+    """A verdict with the tables it rests on: rows of this block, None for a model that was not asked."""
 
     verdict: Verdict
     full: ScoreTable | None = None
     slim: ScoreTable | None = None
+    audit: Audit = Audit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,20 +312,37 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SlimReceipt:
+    """What a slim verifier did for one request: tokens it kept (tier A) and wrote itself (tier B), and its passes.
+
+    `audited` of those tokens were later scored by the full target, `audit_regret` nats in all; `unseen` are the last
+    ones, which no full pass has seen.
+    """
+
+    accepted: int = 0
+    regenerated: int = 0
+    passes: int = 0
+    audited: int = 0
+    audit_regret: float = 0.0
+    unseen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
 
-    accepted excludes the recovered and the bonus token of each round; emitted counts every new token; cached_tokens
-    are prompt tokens whose KV was there already; choices counts the drafts of each source. Of a lossy rule: the budget
-    (None: nothing bounds the sum) and the regret spent in nats, exceptions, those among them whose pair a memory knew
-    (rescues), and the output token at which the budget first stood in the way. `profile` and `memory` name the profile
-    and the counts as of the admission.
+    accepted excludes the recovered and the bonus token of each round; emitted counts every new token; replaced are
+    drafted tokens whose place another one took; cached_tokens are prompt tokens whose KV was there already; choices
+    counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the sum) and the regret spent in
+    nats, exceptions, those among them whose pair a memory knew (rescues), and the output token at which the budget
+    first stood in the way. `profile` and `memory` name the profile and the counts as of the admission.
     """
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    replaced: int = 0
     target_passes: int = 0
     drafts_empty: int = 0
     cached_tokens: int = 0
@@ -312,11 +358,17 @@ class Receipt:
     exhausted_at: int | None = None
     profile: str = ""
     memory: str = ""
+    slim: SlimReceipt | None = None
 
     @property
     def acceptance_rate(self) -> float:
         """accepted / drafted, 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def rejection_rate(self) -> float:
+        """replaced / drafted, 0 where nothing was drafted."""
+        return self.replaced / self.drafted if self.drafted else 0.0
 
     @property
     def regret_left(self) -> float | None:

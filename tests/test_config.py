@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serving.app import AppArgs, app
-from serving.config import Profile, SuffixDrafter, check_servable, load_profile, profile_names
+from serving.config import Profile, SuffixDrafter, ViaVerifier, check_servable, load_profile, profile_names
 from serving.config_rules import AsdRule, CsdRule
 from serving.errors import ConfigError
 
@@ -23,6 +23,10 @@ def test_shipped_profiles_load_under_their_names() -> None:
         ("name: a\ndrafter: {kind: magic}", "drafter"),
         ("name: a\nengine: {max_sessions: 0}", "engine.max_sessions"),
         ("name: a\ndrafter: {kind: suffix, max_draft: 65}", "max_draft"),
+        ("name: a\nverifier: {kind: via, theta_accept: 0.4, theta_escalate: 0.6}", "at least theta_escalate"),
+        ("name: a\nverifier: {kind: via}", "drafter 'none' makes none"),
+        ("name: a\ndrafter: {kind: suffix}\nverifier: {kind: via, seed_from_full: true}", "placement: colocated"),
+        ("name: a\ndrafter: {kind: flexdraft}\nverifier: {kind: via}", "drafter"),
         ("name: a b", "name"),
         ("name: a\nrule: {kind: asd}", "rule 'asd' judges drafts, but drafter 'none' makes none"),
         ("name: a\nrule: {kind: asd, max_exceptions: 0}", "budget is 8, but max_exceptions is 0"),
@@ -52,6 +56,14 @@ def test_an_unknown_name_lists_the_shipped_ones() -> None:
 
 def test_a_profile_without_a_drafter_never_drafts() -> None:
     assert Profile(name="a").max_draft == 0
+
+
+def test_case_28_three_tiers_are_not_served_by_accident() -> None:
+    lossy = Profile(name="a", drafter=SuffixDrafter(), verifier=ViaVerifier())
+    assert not lossy.is_lossless
+    with pytest.raises(ConfigError, match=r"verifier 'via'.*allow_uncertified"):
+        check_servable(lossy)
+    check_servable(lossy.model_copy(update={"allow_uncertified": True}))
 
 
 LOSSY = "name: mine\ndrafter: {kind: suffix}\nrule: {kind: %s}\n"

@@ -18,7 +18,8 @@ LAYERS = {  # the longest matching prefix wins; a module without a layer fails
     "serving.compiling": 0,
     "serving.rules": 1, "serving.memory": 1, "serving.trace": 1,
     "serving.protocols": 2, "serving.drafters": 2, "serving.verifiers": 2, "serving.decode": 2,
-    "serving.models": 3, "serving.build": 4, "serving.build_drafter": 4, "serving.build_rules": 4, "serving.deploy": 4,
+    "serving.models": 3, "serving.build": 4, "serving.build_drafter": 4, "serving.build_rules": 4,
+    "serving.build_via": 4, "serving.deploy": 4,
     "serving.api": 5, "serving.app": 5,
     "tuning": 6, "cluster": 7, "jobs": 8,
 }  # fmt: skip
@@ -30,6 +31,7 @@ HEAVY = ("torch", "transformers", "deepspeed", "serving.models")
 # What the numbers cannot say. Importing modules -> what they (and all below them) must not, or may, import.
 FORBIDDEN = {
     "serving.build": ("ray", "serving.deploy"),
+    "serving.build_via": ("ray", "serving.deploy"),
     "serving.build_drafter": ("ray", "serving.deploy"),
     "serving.build_rules": ("ray", "serving.deploy"),
     "serving.api": ("ray",),

@@ -12,8 +12,11 @@ def receipt_of(delivery: Delivery, speller: Speller) -> SpeculationReceipt:
     """With every exception, and the tier of every token where the request asked for it."""
     receipt = delivery.receipt or Receipt()
     tiers = {"tiers": delivery.tiers} if delivery.wants_tiers else {}
+    fields = asdict(receipt)
+    if receipt.slim is None:
+        del fields["slim"]
     return SpeculationReceipt(
-        **asdict(receipt),
+        **fields,
         acceptance_rate=receipt.acceptance_rate,
         regret_left=receipt.regret_left,
         exceptions=[_entry(exception, speller) for exception in delivery.exceptions],

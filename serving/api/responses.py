@@ -40,6 +40,17 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
+class SlimVerification(BaseModel):
+    """What a slim verifier decided of one choice; `audit_regret` is in nats. Only where there is one."""
+
+    accepted: int
+    regenerated: int
+    passes: int
+    audited: int
+    audit_regret: float
+    unseen: int
+
+
 class ExceptionEntry(BaseModel):
     """A token that is not the target's own choice: its place in the output, what the target preferred and by how much.
 
@@ -66,6 +77,7 @@ class SpeculationReceipt(BaseModel):
     drafted: int
     accepted: int
     emitted: int
+    replaced: int
     target_passes: int
     drafts_empty: int
     cached_tokens: int
@@ -85,6 +97,7 @@ class SpeculationReceipt(BaseModel):
     memory: str
     exceptions: list[ExceptionEntry]
     tiers: list[Tier] | None = None
+    slim: SlimVerification | None = None
 
 
 class TopLogprob(BaseModel):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from serving.decode.text import TextStream
+from serving.decode.tiers import TierCounts, count_tiers, with_tiers
 from serving.protocols import Proposal
 from serving.rules.clip import Clipped, clip
 from serving.types import (
@@ -15,16 +16,22 @@ from serving.types import (
     TokenLogprob,
     Verdict,
     Verified,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A committed round: what to stream, how many draft tokens were kept, and what of the verdict was emitted."""
+    """A committed round: what to stream, how many draft tokens were kept, what of the verdict was emitted, by whom."""
 
     chunk: Chunk
     num_accepted: int
     emitted: Verdict
+    tiers: TierCounts
+
+    @property
+    def num_gained(self) -> int:
+        """Accepted tokens that came on top of the one that plain decoding would have emitted."""
+        return min(self.num_accepted, len(self.chunk.ids) - 1)
 
 
 def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded: bool) -> Settled:
@@ -33,8 +40,10 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
     begins_at = session.num_emitted
     emitted = session.commit(clipped.ids, verified.verdict, round_number=session.round)
+    tiers = count_tiers(verified, clipped, num_drafted=len(draft))
     receipt = updated(session.receipt, draft, clipped=clipped, degraded=degraded)
-    session.receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
+    receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
+    session.receipt = with_tiers(receipt, tiers, num_emitted=len(clipped.ids))
     session.finish_reason = clipped.finish_reason
     chunk = Chunk(
         request_id=session.request_id,
@@ -48,7 +57,7 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
         exceptions=tuple(replace(one, index=begins_at + one.index) for one in emitted.exceptions),
         seen=tuple((one.draft_id, one.target_id) for one in emitted.seen) if not session.rule.is_lossless else (),
     )
-    return Settled(chunk, clipped.num_accepted, emitted)
+    return Settled(chunk, clipped.num_accepted, emitted, tiers)
 
 
 def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob, ...] | None:
@@ -72,7 +81,6 @@ def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool)
         drafted=receipt.drafted + num_drafted,
         accepted=receipt.accepted + clipped.num_accepted,
         emitted=receipt.emitted + len(clipped.ids),
-        target_passes=receipt.target_passes + 1,
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
         choices=choices,
         degraded=receipt.degraded or degraded,

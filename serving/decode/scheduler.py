@@ -60,13 +60,17 @@ class _Drafted:
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K and rule."""
+    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K and rule.
+
+    `greedy_only` names what else of the profile has no meaning for sampled requests, if anything.
+    """
 
     max_sessions: int
     max_length: int
     max_queued: int
     max_draft: int
     rule: RuleConfig = field(default_factory=StrictRule)
+    greedy_only: str | None = None
 
     def check(self, request: GenerationRequest) -> None:
         """Raise RequestError, naming the field, for a request that can never be served."""
@@ -75,6 +79,13 @@ class SchedulerLimits:
             raise RequestError("prompt", "must hold at least one token")
         if max_tokens < 1:
             raise RequestError("max_tokens", f"must be at least 1, got {max_tokens}")
+        is_loose = self.greedy_only is not None and not request.tightening.is_strict
+        if is_loose and not request.sampling.is_greedy:
+            raise RequestError(
+                "temperature",
+                f"must be 0 with {self.greedy_only}, which compares tokens with the likeliest one, got "
+                f'{request.sampling.temperature:g}; or send speculation {{"mode": "strict"}}',
+            )
         if prompt_len + max_tokens > self.max_length:
             raise RequestError(
                 "max_tokens",
@@ -125,7 +136,7 @@ class Scheduler:
 
     @property
     def degraded(self) -> bool:
-        return self._drafter.degraded
+        return self._drafter.degraded or self._verifier.degraded
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request that `limits.check` has passed."""
@@ -199,13 +210,14 @@ class Scheduler:
                 continue
             run.is_prefilled = True
             session_id = run.session.request_id
-            done = settle(proposal, result, run.text, degraded=self._drafter.degraded)
+            done = settle(proposal, result, run.text, degraded=self.degraded)
             self.stats.count_draft(proposal.draft, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids))
             self.stats.count_mismatches(result.verdict, done.emitted)
+            self.stats.count_tiers(done.tiers)
             settled.append((run, done))
             if session_id in drafted.drafts:
                 outcomes.append(Outcome(session_id, proposal.draft, done.num_accepted))
-                self._policy.observe(session_id, len(batch), proposal.draft, done.num_accepted)
+                self._policy.observe(session_id, len(batch), proposal.draft, done.num_gained)
         if outcomes:
             self._drafter.observe(outcomes)
         return settled

@@ -4,6 +4,7 @@ import copy
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
+from serving.decode.tiers import TierCounts
 from serving.memory.drift import NUM_BINS, bin_of
 from serving.types import Draft, DraftSource, Verdict
 
@@ -16,14 +17,24 @@ class EngineStats:
 
     `num_drafts` are proposals with K > 0, `drafts_empty` those with none; `accepted_at[i]` counts the drafts whose
     token i was kept, `drafts_by` those of each source. `draft_wait_s` is the engine thread's time in drafters,
-    `verify_s` its time in passes of the target. Of lossy rules: accepted mismatches (exceptions), those whose pair a
-    memory knew (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts
-    blocks by the regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the mean K
-    that sessions were allowed in the last round.
+    `verify_s` its time in the verifier. `target_passes` counts a pass once for each session in it, as receipts do;
+    `slim_passes` and `slim_rows` are a slim verifier's. `replaced` are drafted tokens whose place another one took,
+    `audit_regret` is in nats. Of lossy rules: accepted mismatches (exceptions), those whose pair a memory knew
+    (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts blocks by the
+    regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the mean K that sessions
+    were allowed in the last round.
     """
 
     rounds: int = 0
+    target_passes: int = 0
     target_rows: int = 0
+    slim_passes: int = 0
+    slim_rows: int = 0
+    slim_accepted: int = 0
+    regenerated: int = 0
+    replaced: int = 0
+    audited: int = 0
+    audit_regret: float = 0.0
     num_drafts: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -58,7 +69,6 @@ class EngineStats:
         self.drafted += num_drafted  # before what was accepted: a copy made in between still has accepted <= drafted
         self.accepted += num_accepted
         self.emitted += num_emitted
-        self.target_rows += num_drafted + 1
         self.drafts_empty += num_drafted == 0
         self.accepted_at.extend([0] * (num_accepted - len(self.accepted_at)))
         for position in range(num_accepted):
@@ -72,6 +82,18 @@ class EngineStats:
         self.rescues += sum(one.count > 0 for one in emitted.exceptions)
         self.regret_spent += sum(one.regret for one in emitted.exceptions)
         self.exhausted += judged.is_exhausted
+
+    def count_tiers(self, counts: TierCounts) -> None:
+        """By whom the same proposal was decided."""
+        self.target_passes += counts.full_rows > 0
+        self.target_rows += counts.full_rows
+        self.slim_passes += counts.slim_rows > 0
+        self.slim_rows += counts.slim_rows
+        self.slim_accepted += counts.slim_accepted
+        self.regenerated += counts.regenerated
+        self.replaced += counts.replaced
+        self.audited += counts.audited
+        self.audit_regret += counts.audit_regret
 
     def copy(self) -> "EngineStats":
         """As of now. Any thread may ask: half a round may be in it, but never more accepted than drafted."""

@@ -3,27 +3,31 @@
 import logging
 import uuid
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.serve.handle import DeploymentHandle
 
 from serving.config import Profile
-from serving.deploy.clients import Link, RemoteDrafter, WorkerFailedError, WorkerLostError
+from serving.deploy.clients import RemoteDrafter
 from serving.deploy.lease import Grant, LeaseKeeper, LeaseStream
+from serving.deploy.link import Link, WorkerFailedError, WorkerLostError
 from serving.deploy.messages import DraftAnswer, DraftCall
 
 log = logging.getLogger("ray.serve")
 
 
+AnswerT = TypeVar("AnswerT")
+
+
 @dataclass(frozen=True)
-class ActorReply:
+class ActorReply(Generic[AnswerT]):
     """An object reference as a `Reply`."""
 
-    ref: "ray.ObjectRef[DraftAnswer]"
+    ref: "ray.ObjectRef[AnswerT]"
 
-    def result(self, timeout_s: float) -> DraftAnswer:
+    def result(self, timeout_s: float) -> AnswerT:
         try:
             return ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError:
@@ -40,7 +44,7 @@ class ActorWorker:
 
     grant: Grant
 
-    def send(self, call: DraftCall) -> ActorReply:
+    def send(self, call: DraftCall) -> ActorReply[DraftAnswer]:
         return ActorReply(self.grant.actor.draft.remote(call))
 
 

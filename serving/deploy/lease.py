@@ -85,7 +85,7 @@ class LeaseKeeper:
             try:
                 await self._hold(stream)
             except (RayError, RayServeException, TimeoutError) as error:
-                log.warning("drafter lease: %s; asking for another", type(error).__name__)
+                log.warning("lease: %s; asking for another", type(error).__name__)
                 self._on_grant(None)
                 await asyncio.sleep(self._retry_s)
             finally:

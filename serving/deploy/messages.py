@@ -6,11 +6,22 @@ that place first, so a message may arrive twice, or late, and change nothing tha
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from serving.protocols import FeatureRows
 from serving.types import EMPTY_DRAFT, Draft, DraftLimits, DraftSource, Ids, Sampling
+
+
+class HasIds(Protocol):
+    """A piece of a message that carries ids."""
+
+    @property
+    def new_ids(self) -> bytes: ...
+
+
+ItemT = TypeVar("ItemT", bound=HasIds)
 
 MAX_MESSAGE_BYTES = 64 * 1024
 # Ids in one message; the rest of MAX_MESSAGE_BYTES is for names and counts, about 100 bytes a session.
@@ -123,9 +134,9 @@ class DraftAnswer:
     compute_s: float = field(default=0.0, compare=False)
 
 
-def packed(pieces: Iterable[DraftItem]) -> list[list[DraftItem]]:
+def packed(pieces: Iterable[ItemT]) -> list[list[ItemT]]:
     """The pieces in order, in groups of at most MAX_IDS_BYTES of ids."""
-    groups: list[list[DraftItem]] = []
+    groups: list[list[ItemT]] = []
     room = 0
     for piece in pieces:
         if not groups or len(piece.new_ids) > room:

@@ -92,8 +92,20 @@ ACCEPTANCE_RATE = Metric(
 )
 ACCEPTED_LENGTH = Metric("drafthouse_accepted_length", "gauge", "accepted tokens a draft, of the last minute")
 DRAFTS_EMPTY = Metric("drafthouse_drafts_empty", "counter", "blocks without a draft: plain decoding")
-ROUNDS = Metric("drafthouse_rounds", "counter", "passes of the target over its batch")
+ROUNDS = Metric("drafthouse_rounds", "counter", "rounds of the batch")
+TARGET_PASSES = Metric("drafthouse_target_passes", "counter", "blocks that the target scored, one a session and round")
 TARGET_ROWS = Metric("drafthouse_target_rows", "counter", "positions scored to verify drafts, K + 1 a block")
+REPLACED_TOKENS = Metric("drafthouse_replaced_tokens", "counter", "drafted tokens whose place another one took")
+REJECTION_RATE = Metric("drafthouse_rejection_rate", "gauge", "replaced / drafted tokens of the last minute, 0..1")
+SLIM_PASSES = Metric("drafthouse_slim_passes", "counter", "blocks that a slim verifier scored, one a session and round")
+SLIM_ACCEPTED = Metric("drafthouse_slim_accepted_tokens", "counter", "tier A: drafted tokens that it kept")
+REGENERATED = Metric("drafthouse_regenerated_tokens", "counter", "tier B: tokens that it wrote itself")
+SLIM_SHARE = Metric(
+    "drafthouse_slim_share", "gauge", "tokens of tiers A and B / emitted ones, of the last minute, 0..1"
+)
+AUDIT_REGRET = Metric(
+    "drafthouse_audit_regret_nats", "gauge", "the target's regret of such a token, mean of the last minute; only logged"
+)
 FORWARD_MS = Metric("drafthouse_forward_milliseconds", "gauge", "a pass of the target, mean of the last minute")
 HOP_MS = Metric(
     "drafthouse_hop_milliseconds",
@@ -131,7 +143,8 @@ DRIFT = Metric(
 METRICS = (
     NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, NUM_ACCEPTED_AT, DRAFTS_BY_SOURCE, NUM_RUNNING, NUM_WAITING,
     PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS, FIRST_TOKEN_S, TOKEN_S, REQUEST_S, FIRST_TOKEN_PART_S,
-    ACCEPTANCE_RATE, ACCEPTED_LENGTH, DRAFTS_EMPTY, ROUNDS, TARGET_ROWS, FORWARD_MS, HOP_MS, DRAFT_MS, DEGRADED,
+    ACCEPTANCE_RATE, ACCEPTED_LENGTH, DRAFTS_EMPTY, ROUNDS, TARGET_PASSES, TARGET_ROWS, REPLACED_TOKENS, REJECTION_RATE,
+    SLIM_PASSES, SLIM_ACCEPTED, REGENERATED, SLIM_SHARE, AUDIT_REGRET, FORWARD_MS, HOP_MS, DRAFT_MS, DEGRADED,
     SPECULATION_K, CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S, EXCEPTIONS, RESCUES, REGRET, EXHAUSTED,
     FIRST_MISMATCHES, DRIFT,
 )  # fmt: skip

@@ -88,13 +88,13 @@ def target_deployment(cls: Callable[..., Any], scaling: Scaling, profile: Profil
     return scaling.applied(deployment, default_target=max(1.0, 0.75 * profile.engine.max_sessions))
 
 
-def drafter_deployment(cls: Callable[..., Any], scaling: Scaling, *, leases_per_replica: int) -> Deployment:
-    """A lease counts as one ongoing request, so drafters scale by the Targets they serve.
+def leased_deployment(cls: Callable[..., Any], scaling: Scaling, *, name: str, leases_per_replica: int) -> Deployment:
+    """A role that Targets lease. A lease counts as one ongoing request, so replicas scale by the Targets they serve.
 
     The replica itself takes nothing; its worker sits in the replica's placement group, bundle 0.
     """
     deployment = serve.deployment(
-        name="Drafter",
+        name=name,
         ray_actor_options={"num_cpus": 0, "num_gpus": 0},
         # Room for the leases of a replica that drains, and for renewals that overlap their predecessors.
         max_ongoing_requests=4 * leases_per_replica + _SLACK,
@@ -104,7 +104,7 @@ def drafter_deployment(cls: Callable[..., Any], scaling: Scaling, *, leases_per_
         health_check_period_s=_HEALTH_PERIOD_S,
         max_constructor_retry_count=_CONSTRUCTOR_TRIES,
     )(cls)
-    bundle = {name: amount for name, amount in _bundle(scaling).items() if amount}
+    bundle = {kind: amount for kind, amount in _bundle(scaling).items() if amount}
     if bundle:
         deployment = deployment.options(placement_group_bundles=[bundle], placement_group_strategy="STRICT_PACK")
     return scaling.applied(deployment, default_target=float(leases_per_replica))

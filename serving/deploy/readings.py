@@ -49,7 +49,12 @@ TOTALS: Mapping[Metric, Callable[[EngineStats], float]] = {
     m.GENERATION_TOKENS: lambda stats: stats.emitted,
     m.DRAFTS_EMPTY: lambda stats: stats.drafts_empty,
     m.ROUNDS: lambda stats: stats.rounds,
+    m.TARGET_PASSES: lambda stats: stats.target_passes,
     m.TARGET_ROWS: lambda stats: stats.target_rows,
+    m.REPLACED_TOKENS: lambda stats: stats.replaced,
+    m.SLIM_PASSES: lambda stats: stats.slim_passes,
+    m.SLIM_ACCEPTED: lambda stats: stats.slim_accepted,
+    m.REGENERATED: lambda stats: stats.regenerated,
     m.CANCELLED: lambda stats: stats.cancelled,
     m.FAILED: lambda stats: stats.failed,
 }
@@ -88,6 +93,9 @@ class Share:
 SHARES: Mapping[Metric, Share] = {
     m.ACCEPTANCE_RATE: Share(lambda r: r.stats.accepted, lambda r: r.stats.drafted),
     m.ACCEPTED_LENGTH: Share(lambda r: r.stats.accepted, lambda r: r.stats.num_drafts),
+    m.REJECTION_RATE: Share(lambda r: r.stats.replaced, lambda r: r.stats.drafted),
+    m.SLIM_SHARE: Share(lambda r: r.stats.slim_accepted + r.stats.regenerated, lambda r: r.stats.emitted),
+    m.AUDIT_REGRET: Share(lambda r: r.stats.audit_regret, lambda r: r.stats.audited),
     m.FORWARD_MS: Share(lambda r: r.stats.verify_s, lambda r: r.stats.rounds, 1000.0),
     m.HOP_MS: Share(lambda r: r.hops.hop_s, lambda r: r.hops.num_calls, 1000.0),
     m.DRAFT_MS: Share(lambda r: r.hops.compute_s, lambda r: r.hops.num_calls, 1000.0),

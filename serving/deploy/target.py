@@ -19,6 +19,7 @@ from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
 from serving.deploy.metrics import RayInstruments, publish_for_ever
 from serving.deploy.readings import Publisher, Reading
+from serving.deploy.slim_lease import SlimLease
 from serving.deploy.status import TargetStatus
 from serving.types import Chunk, GenerationRequest
 
@@ -80,15 +81,25 @@ class TargetReplica:
     """Owns the engine of one profile: built, warmed up and running when the constructor returns."""
 
     def __init__(
-        self, profile: Profile, drafter: DeploymentHandle[Any] | None = None, *, stall_limit_s: float = 30.0
+        self,
+        profile: Profile,
+        drafter: DeploymentHandle[Any] | None = None,
+        slim: DeploymentHandle[Any] | None = None,
+        *,
+        stall_limit_s: float = 30.0,
     ) -> None:
         join_serve_log()
-        from serving.build import build  # torch: not for the processes that only wire deployments
+        from serving.build import RemoteRoles, build  # torch: not for the processes that only wire deployments
 
         self._stall_limit_s = stall_limit_s
         self._interval = profile.engine.stream_interval
         self._lease = None if drafter is None else DrafterLease(profile, drafter)
-        built = build(profile, drafter=None if self._lease is None else self._lease.drafter)
+        self._slim_lease = None if slim is None else SlimLease(profile, slim)
+        roles = RemoteRoles(
+            drafter=None if self._lease is None else self._lease.drafter,
+            slim=None if self._slim_lease is None else self._slim_lease.slim,
+        )
+        built = build(profile, remote=roles)
         if self._lease is not None and built.read_features is not None:
             self._lease.drafter.feed(built.read_features)
         self._engine = built.engine()
@@ -137,8 +148,9 @@ class TargetReplica:
 
     def __del__(self) -> None:
         """Serve calls this when the last request is through."""
-        lease = getattr(self, "_lease", None)  # absent where the constructor raised
-        if lease is not None:
-            lease.stop()
+        for name in ("_lease", "_slim_lease"):
+            lease = getattr(self, name, None)  # absent where the constructor raised
+            if lease is not None:
+                lease.stop()
         for task in getattr(self, "_tasks", ()):
             task.cancel()

@@ -4,6 +4,7 @@ The model's own code runs on one row [1, T] with explicit positions; attention a
 values in the KV store and attends segment by segment.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,16 +18,21 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from serving.errors import ModelError
 from serving.models.kv_store import KVShape, KVStore
 from serving.models.packed import Network, PackedStep, Segment
+from serving.models.skipping import keeping, kept_layers
 
 ATTENTION = "drafthouse_packed"
 _EXACT_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 class _Context:
-    """The step that is running; attention layers of one model find it through the model's config."""
+    """The step that is running; attention layers of one model find it through the model's config.
+
+    `slots` is where in `store` a layer's cache lies, by the layer's original index.
+    """
 
     step: PackedStep
     store: KVStore
+    slots: dict[int, int]
 
 
 _contexts: WeakValueDictionary[int, _Context] = WeakValueDictionary()
@@ -42,8 +48,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """query [1, Q, T, D], key and value [1, KV, T, D] -> [1, T, Q, D]; honours sliding_window and softcap."""
     context = _contexts[id(module.config)]
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    caches = context.store.keys[layer], context.store.values[layer]
+    slot = context.slots[int(module.layer_idx)]  # type: ignore[arg-type]
+    caches = context.store.keys[slot], context.store.values[slot]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window, softcap = options.get("sliding_window") or 0, options.get("softcap") or 0.0
     mixed = attend_packed(context.step, caches, query, key, value, scale=scale, window=window, softcap=softcap)
@@ -113,32 +119,39 @@ class HFDecoder:
 
     def __init__(self, model: Network) -> None:
         model.set_attn_implementation(ATTENTION)
-        self._model = model
+        self._decoder, self._head = model.get_decoder(), model.lm_head
         self._text_config = model.config.get_text_config()
         self._context = _Context()
         _contexts[id(self._text_config)] = self._context
-        self._shapes = layer_shapes(model)
+        self._shapes = dict(zip(kept_layers(self._decoder), layer_shapes(model), strict=True))
+
+    def keeping(self, kept: Sequence[int]) -> "HFDecoder":
+        slim = copy.copy(self)
+        slim._decoder = keeping(self._decoder, kept)
+        slim._shapes = {index: self._shapes[index] for index in kept}
+        return slim
 
     @property
     def shapes(self) -> list[KVShape]:
-        return self._shapes
+        return list(self._shapes.values())
 
     @property
     def num_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+        parameters = {*self._decoder.parameters(), *self._head.parameters()}  # tied ones are one and the same
+        return sum(parameter.nbytes for parameter in parameters)
 
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
         self._context.step, self._context.store = step, store
-        decoder = self._model.get_decoder()
-        with _entering(decoder, store.feature_layers) as inputs:
-            output = decoder(input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False)
+        self._context.slots = {index: slot for slot, index in enumerate(self._shapes)}
+        with _entering(self._decoder, store.feature_layers) as inputs:
+            output = self._decoder(input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False)
         if inputs:
             store.keep_features(step.rows, step.positions, torch.stack(inputs))
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return final_logits(self._model.lm_head(hidden[None])[0].float(), self._text_config)
+        return final_logits(self._head(hidden[None])[0].float(), self._text_config)
 
 
 @contextmanager
@@ -186,8 +199,9 @@ def check_layers(config: Network) -> None:
 
 
 def layer_shapes(model: Network) -> list[KVShape]:
-    """The KV cache's shape, layer by layer; `model` may be on the meta device. Raises ModelError."""
-    return [_shape(layer, model.config.get_text_config()) for layer in model.get_decoder().layers]
+    """The KV cache's shape, layer by layer of those it has; `model` may be on the meta device. Raises ModelError."""
+    layers = kept_layers(model.get_decoder()).values()
+    return [_shape(layer, model.config.get_text_config()) for layer in layers]
 
 
 def _shape(layer: Network, config: Network) -> KVShape:

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from serving.errors import ConfigError, ModelError
-from serving.models.draft_lm import is_draft_lm, load_draft_model
+from serving.models.draft_lm import DraftModel, is_draft_lm, load_draft_model
 from serving.models.hf_decoder import HFDecoder, check_layers, layer_shapes
 from serving.models.kv_store import KVStore
 from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
 from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder, supports
-from serving.models.packed import Decoder, Network
+from serving.models.packed import LayeredDecoder, Network
 from serving.models.packed_lm import HeadOptions, PackedLM
+from serving.models.skipping import skip_layers
+from serving.models.slim import load_kept_network
 from serving.models.source import resolve_model
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,8 @@ _WORKSPACE_ROWS = 64
 class LoadOptions:
     """`role` names the model in plans and errors; a sequence may have `max_length` tokens plus a draft in flight.
 
-    What enters `feature_layers` (ascending) is kept beside the KV, for a drafter that reads it.
+    What enters `feature_layers` (ascending) is kept beside the KV, for a drafter that reads it. Where `kept` names
+    layers, no other layer is loaded.
     """
 
     role: str
@@ -41,6 +44,7 @@ class LoadOptions:
     max_draft: int = 0
     with_logsumexp: bool = False
     feature_layers: tuple[int, ...] = ()
+    kept: tuple[int, ...] | None = None
 
     @property
     def capacity(self) -> int:
@@ -60,7 +64,7 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
     draft = load_draft_model(model, dtype) if is_draft_lm(model) else None
-    network = draft.network.to(default_device()) if draft is not None else load_network(model, dtype)
+    network = _network(model, options, draft)
     _check_vocabulary(network, options)
     decoder = _decoder(network, max_length=options.capacity)
     store = KVStore(
@@ -73,6 +77,14 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
         with_logsumexp=options.with_logsumexp,
     )
     return PackedLM(decoder, store, head=head, prefill_chunk=options.prefill_chunk)
+
+
+def _network(model: str, options: LoadOptions, draft: DraftModel | None) -> Network:
+    if draft is not None:
+        return draft.network.to(default_device())
+    if options.kept is not None:
+        return load_kept_network(model, options.kept, torch_dtype(options.dtype)).to(default_device())
+    return load_network(model, torch_dtype(options.dtype))
 
 
 def _check_vocabulary(network: Network, options: LoadOptions) -> None:
@@ -92,6 +104,8 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     dtype = torch_dtype(options.dtype)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
+    if options.kept is not None:
+        skip_layers(skeleton, options.kept)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
     kv_bytes = KVStore.planned_bytes(
         layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype,
@@ -143,7 +157,7 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _decoder(network: Network, *, max_length: int) -> Decoder:
+def _decoder(network: Network, *, max_length: int) -> LayeredDecoder:
     kernels = load_native()
     if kernels is not None and supports(network, kernels):
         return NativeDecoder(network, kernels, max_length=max_length)

@@ -4,6 +4,9 @@ Covers models made of RMSNorm, rotary grouped-query attention and SwiGLU: Llama,
 else runs through `hf_decoder`. T packed rows, H hidden, Q query heads, KV key heads, D per head, I intermediate.
 """
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,7 @@ from serving.models.kv_store import KVShape, KVStore
 from serving.models.native import NativeKernels
 from serving.models.native_layers import Geometry, LayerStack, NativeLayer
 from serving.models.packed import Network, PackedStep
+from serving.models.skipping import kept_layers
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -42,7 +46,7 @@ class NativeDecoder:
         self._embedding = kernels.pack(embedding)
         self._head = self._embedding if head.data_ptr() == embedding.data_ptr() else kernels.pack(head)
         self._norm = _float(model.model.norm.weight)
-        self._layers = [_fused(layer, kernels) for layer in model.model.layers]
+        self._layers = {index: _fused(layer, kernels) for index, layer in kept_layers(model.model).items()}
         self._geometry = Geometry(
             hidden=config.hidden_size,
             num_queries=config.num_attention_heads,
@@ -52,7 +56,13 @@ class NativeDecoder:
             epsilon=config.rms_norm_eps,
             rope=_rope_tables(model.model.rotary_emb, max_length),
         )
-        self._stack = LayerStack(self._layers, self._geometry)
+        self._stack = LayerStack(list(self._layers.values()), self._geometry)
+
+    def keeping(self, kept: Sequence[int]) -> "NativeDecoder":
+        slim = copy.copy(self)
+        slim._layers = {index: self._layers[index] for index in kept}
+        slim._stack = LayerStack(list(slim._layers.values()), self._geometry)
+        return slim
 
     @property
     def shapes(self) -> list[KVShape]:
@@ -61,7 +71,7 @@ class NativeDecoder:
     @property
     def num_bytes(self) -> int:
         weights = [self._embedding] + ([] if self._head is self._embedding else [self._head])
-        for layer in self._layers:
+        for layer in self._layers.values():
             weights += layer.matrices
         return sum(weight.values.nbytes for weight in weights)
 

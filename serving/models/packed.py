@@ -54,7 +54,7 @@ def pack(segments: Sequence[Segment], *, device: torch.device) -> PackedStep:
 
 
 class Decoder(Protocol):
-    """A causal LM's layers and head over packed steps."""
+    """A causal LM's layers and head over packed steps. Its KV store has one entry a layer that it runs."""
 
     @property
     def shapes(self) -> list[KVShape]:
@@ -72,4 +72,12 @@ class Decoder(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, V] logits of hidden [R, H], with the family's own scaling and soft cap."""
+        ...
+
+
+class LayeredDecoder(Decoder, Protocol):
+    """A decoder that can leave layers out."""
+
+    def keeping(self, kept: Sequence[int]) -> "LayeredDecoder":
+        """Another decoder on the same weights that runs the layers `kept` only, by their original indices."""
         ...

@@ -1,13 +1,13 @@
 """A causal LM with its own KV store, scored in packed batches: target, slim verifier and draft model alike."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from serving.models.kv_store import KVStore, Row
-from serving.models.packed import Decoder, Segment, pack
+from serving.models.packed import LayeredDecoder, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
 from serving.types import Ids, ScoreTable
@@ -28,11 +28,15 @@ class HeadOptions:
 class PackedLM:
     """Implements ScoringModel. A call carries whole sequences; only what the KV store lacks is computed."""
 
-    def __init__(self, decoder: Decoder, store: KVStore, *, head: HeadOptions, prefill_chunk: int) -> None:
+    def __init__(self, decoder: LayeredDecoder, store: KVStore, *, head: HeadOptions, prefill_chunk: int) -> None:
         self._decoder = decoder
         self._store = store
         self._head = head
         self._prefill_chunk = prefill_chunk
+
+    @property
+    def decoder(self) -> LayeredDecoder:
+        return self._decoder
 
     @property
     def store(self) -> KVStore:
@@ -41,6 +45,11 @@ class PackedLM:
     @property
     def max_length(self) -> int:
         return self._store.capacity
+
+    def with_decoder(self, decoder: LayeredDecoder, store: KVStore, *, with_logsumexp: bool) -> "PackedLM":
+        """The same vocabulary and chunks over another decoder and its store."""
+        head = replace(self._head, with_logsumexp=with_logsumexp)
+        return PackedLM(decoder, store, head=head, prefill_chunk=self._prefill_chunk)
 
     def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
         return self._store.open(session_id, ids, salt=salt)
@@ -80,28 +89,31 @@ class PackedLM:
         row = self._store.row(session_id)
         return self._store.features[row.index, start : row.shared_prefix(ids)]
 
-    def all_logits(self, ids: Ids) -> Tensor:
-        """float32 [n, V]: the logits after every position of one text, in one pass; for training and audits."""
-        _, hidden = self._read(ids)
+    def all_logits(self, ids: Ids, *, first: int = 0) -> Tensor:
+        """float32 [n - first, V]: the logits after every position of one text from `first` on, in one pass.
+
+        For training, searches and audits.
+        """
+        _, hidden = self._read(ids, first=first)
         with torch.inference_mode():
             return self._decoder.logits(hidden)[:, : self._head.vocab_size]
 
     def all_features(self, ids: Ids) -> Tensor:
         """[n, F]: the features of every position of one text, in one pass; for training."""
-        row, _ = self._read(ids)
+        row, _ = self._read(ids, first=0)
         return self._store.features[row.index, : len(ids)].clone()  # the next text takes the same slots
 
-    def _read(self, ids: Ids) -> tuple[Row, Tensor]:
-        """One pass over a whole text; returns the row that holds it, which is free again, and hidden [n, H]."""
+    def _read(self, ids: Ids, *, first: int) -> tuple[Row, Tensor]:
+        """One pass over a text; returns the row that holds it, free again, and the hidden [n - first, H] from there."""
         session_id = "whole text"
-        self._store.open(session_id, ids[:0])
+        start = min(first, self._store.open(session_id, ids))
         row = self._store.row(session_id)
-        segments = [Segment(row, ids, 0, len(ids))]
+        segments = [Segment(row, ids, start, len(ids))]
         with torch.inference_mode():
             hidden = self._decoder.forward(pack(segments, device=self._store.device), self._store)
         self._remember(segments)
         self.close(session_id)
-        return row, hidden
+        return row, hidden[first - start :]
 
     def _plan(self, requests: Sequence[ScoreRequest]) -> list[Segment | None]:
         """What each request computes in this pass: all it lacks, or a chunk of a long prompt, or nothing yet."""

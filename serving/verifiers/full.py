@@ -10,6 +10,8 @@ from serving.types import Verified
 class FullVerifier:
     """Lossless exactly when a session's rule is."""
 
+    degraded = False
+
     def __init__(self, model: ScoringModel) -> None:
         self._model = model
 

@@ -66,8 +66,8 @@ class Story:
 def plainly(profile_path: str, *requests: GenerationRequest):
     """What the same requests give in this process without any drafter: (ids, text, reason) by request."""
     from serving.build import build
-    from serving.config import NoDrafter
+    from serving.config import FullVerifier, NoDrafter
 
-    profile = load_profile(profile_path).model_copy(update={"drafter": NoDrafter()})
+    profile = load_profile(profile_path).model_copy(update={"drafter": NoDrafter(), "verifier": FullVerifier()})
     done = complete(build(profile).scheduler, requests)
     return {c.request_id: (c.output_ids, c.text, c.finish_reason) for c in done}

@@ -85,10 +85,13 @@ def test_an_unknown_key_or_an_impossible_number_is_refused(wrong):
         AppArgs.model_validate(wrong)
 
 
-@pytest.mark.parametrize("kind", ["none", "suffix", "model"])
+@pytest.mark.parametrize("kind", ["none", "suffix", "model", "via"])
 @pytest.mark.parametrize(("cpus", "gpus"), [(1, 0), (2, 0), (16, 0), (8, 1), (32, 2)])
 def test_one_machine_is_used_and_never_overbooked(kind, cpus, gpus):
-    profile = Profile.model_validate({"name": "p", "drafter": {"kind": kind}})
+    roles = (
+        {"drafter": {"kind": "model"}, "verifier": {"kind": "via"}} if kind == "via" else {"drafter": {"kind": kind}}
+    )
+    profile = Profile.model_validate({"name": "p"} | roles)
     args = AppArgs(profile="p", **sizes_for_one_machine(profile, num_cpus=cpus, num_gpus=gpus))
     preflight(needs_of(args, profile), [Bundle(cpus, gpus)])
     assert args.target.num_cpus >= cpus / 2

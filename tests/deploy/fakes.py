@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from serving.deploy.clients import WorkerLostError
+from serving.deploy.link import WorkerLostError
 from serving.deploy.messages import DraftAnswer, DraftCall
 from serving.deploy.table import DraftTable
 from serving.protocols import DraftRequest, Outcome

@@ -35,6 +35,8 @@ class TextVerifier:
     def __init__(self, text: str) -> None:
         self._ids = list(text.encode())
 
+    degraded = False
+
     def open(self, session: Session) -> int:
         return 0
 

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from serving.deploy.clients import Link, RemoteDrafter, WorkerFailedError
+from serving.deploy.clients import RemoteDrafter
+from serving.deploy.link import Link, WorkerFailedError
 from serving.protocols import DraftRequest
 from serving.types import as_ids
 from tests.deploy.fakes import DirectWorker

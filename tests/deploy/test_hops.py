@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from serving.deploy.clients import Link, RemoteDrafter
+from serving.deploy.clients import RemoteDrafter
 from serving.deploy.hops import Hops
+from serving.deploy.link import Link
 from serving.protocols import DraftRequest
 from serving.types import as_ids
 from tests.deploy.fakes import DirectWorker

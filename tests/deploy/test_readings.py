@@ -60,8 +60,10 @@ def test_counters_show_the_sums_however_often_they_are_published(publisher, mete
         (m.GENERATION_TOKENS.name, None): 39,
         (m.DRAFTS_EMPTY.name, None): 3,
         (m.ROUNDS.name, None): 15,
+        (m.TARGET_PASSES.name, None): 15,
         (m.TARGET_ROWS.name, None): stats.target_rows,
         (m.FIRST_MISMATCHES.name, "0.02"): 9,
+        (m.REPLACED_TOKENS.name, None): 9,
     }
     assert meters.gauges[m.ACCEPTED_LENGTH.name] == 2.0
     assert meters.gauges[m.ACCEPTANCE_RATE.name] == stats.acceptance_rate

@@ -52,13 +52,16 @@ def expected(requests: list[GenerationRequest], tokenizer: ChatTokenizer) -> dic
 def make() -> Callable[..., Built]:
     """A float32 engine of the embedded model with any drafter, unguarded: K is what a test asks for."""
 
-    def made(drafter: object, *, batch: int = 8, guard: bool = False, rule: RuleConfig | None = None) -> Built:
+    def made(
+        drafter: object, *, batch: int = 8, guard: bool = False, rule: RuleConfig | None = None, **fields: object
+    ) -> Built:
         profile = Profile(
             name="test",
             target=ModelConfig(dtype="float32"),
             drafter=drafter,  # type: ignore[arg-type]
             rule=rule or StrictRule(),
             engine=EngineConfig(max_sessions=batch, max_length=512, guard=guard),
+            **fields,  # type: ignore[arg-type]
         )
         return build(profile)
 

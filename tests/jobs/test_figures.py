@@ -26,8 +26,8 @@ def test_a_spread_is_of_what_is_known() -> None:
 
 
 def test_passes_without_a_draft_are_no_draft_of_length_0() -> None:
-    assert accepted_length(accepted=6, target_passes=5, drafts_empty=1) == 1.5
-    assert accepted_length(accepted=0, target_passes=5, drafts_empty=5) == 0.0
+    assert accepted_length(accepted=6, rounds=5, drafts_empty=1) == 1.5
+    assert accepted_length(accepted=0, rounds=5, drafts_empty=5) == 0.0
 
 
 def test_a_table_leaves_out_what_nobody_knows() -> None:

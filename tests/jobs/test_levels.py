@@ -11,8 +11,8 @@ from jobs.load import Counts, LevelRun, Sample
 from serving.errors import ConfigError
 
 SAMPLES = (
-    Sample("a", Timing(5, 0.1, 0.5), Counts(accepted=3, target_passes=4, drafts_empty=2)),  # 100 ms a token
-    Sample("b", Timing(3, 0.3, 0.9), Counts(accepted=1, target_passes=3, drafts_empty=1)),  # 300 ms
+    Sample("a", Timing(5, 0.1, 0.5), Counts(accepted=3, rounds=4, drafts_empty=2)),  # 100 ms a token
+    Sample("b", Timing(3, 0.3, 0.9), Counts(accepted=1, rounds=3, drafts_empty=1)),  # 300 ms
     Sample("c", Timing(0, None, None), error="HTTP 429: full"),
 )
 

@@ -33,7 +33,7 @@ async def test_tokens_times_and_receipt_come_from_the_stream() -> None:
     assert sample.timing.first_s is not None
     assert sample.timing.last_s is not None
     assert 0.0 < sample.timing.first_s <= sample.timing.last_s
-    assert sample.counts == Counts(accepted=3, target_passes=3, drafts_empty=0)
+    assert sample.counts == Counts(accepted=3, rounds=3, drafts_empty=0)
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

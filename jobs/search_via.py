@@ -1,0 +1,207 @@
+"""Search for the layers that a slim verifier (VIA-SD) can do without, on the target's own chat answers.
+
+Each arm searches each size with the same budget of masks, by DIMR cost on calibration answers: `random`, the paper's
+`alternating` random and Bayesian search, `guided` (sensitivities, TPE from their ranks, then swaps), and for comparison
+masks at `even` distances and of the layers that do least harm `one at a time`. The best of each arm is then judged on
+held-out answers to other prompts. Killed, it goes on where it was when started again with the same flags.
+
+DIR gets evaluations.jsonl (every mask), mask-N.json (the best of each size, as profiles name it), report.json and
+history.png.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from cluster.connect import connected
+from jobs.figures import table
+from jobs.plotting import step_charts
+from jobs.provenance import Provenance
+from jobs.reports import write_json
+from jobs.training import dialogues_for
+from serving.errors import ConfigError
+from serving.models.embedded import EMBEDDED_MODEL
+from serving.models.loading import read_config
+from tuning.mask_log import History, MaskLog, MaskSearch, Plan
+from tuning.masks import ARMS, Mask
+from tuning.search import BenchRecipe, search_masks
+from tuning.selfgen import Dialogue
+from tuning.via import MaskBench, excerpts
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of this job."""
+    p = argparse.ArgumentParser(
+        prog="python -m jobs search via", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--out", type=Path, required=True, metavar="DIR")
+    p.add_argument("--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)")
+    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    p.add_argument("--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids")
+    p.add_argument("--tokens", type=int, default=0, help="answer tokens to self-generate beside --data")
+    p.add_argument("--sizes", default="4,8", metavar="N,N", help="layers to skip, a search each (default: %(default)s)")
+    p.add_argument("--budget", type=int, default=200, help="masks of each arm and size (default: %(default)s)")
+    p.add_argument("--arms", default=",".join(ARMS), help="default: %(default)s")
+    p.add_argument("--rows", type=int, default=384, help="positions to search on (default: %(default)s)")
+    p.add_argument("--held-out-rows", type=int, default=1024, help="positions to judge on (default: %(default)s)")
+    p.add_argument("--cpus", type=float, default=1.0, help="of the actor that judges (default: %(default)s)")
+    p.add_argument("--address", help="a Ray cluster; default: RAY_ADDRESS, or this machine")
+    p.add_argument("--seed", type=int, default=0)
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Search, judge on held-out answers, write masks, report and plot."""
+    args = parser().parse_args(argv)
+    num_layers = read_config(args.target).get_text_config().num_hidden_layers
+    split = _split(args)
+    plan = Plan(
+        num_layers=num_layers,
+        sizes=_sizes(args.sizes, num_layers),
+        budget=_at_least(args.budget, num_layers, "--budget"),
+        seed=args.seed,
+        identity=_identity(args, split.calibration),
+        arms=_arms(args.arms),
+    )
+    search = MaskSearch(plan, MaskLog(args.out / "evaluations.jsonl", plan.identity))
+    seconds = _search(args, search, split.calibration)
+    held_out = _judge(BenchRecipe(args.target, args.dtype, split.held_out), search.histories)
+    provenance = asdict(Provenance.of("search via", argv))
+    rows = [_row(history, held_out[history.best]) for history in search.histories]
+    for size in plan.sizes:
+        _write_mask(args, size, [row for row in rows if row["skipped layers"] == size], num_layers, provenance)
+    report = {"provenance": provenance, "seconds": round(seconds), "evaluations": search.num_asked, "arms": rows}
+    write_json(args.out / "report.json", report)
+    _plot(search.histories, args.out / "history.png")
+    print(table([{name: value for name, value in row.items() if name != "skipped"} for row in rows]))
+    return 0
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Answers to search on, and answers to other prompts to judge on."""
+
+    calibration: list[Dialogue]
+    held_out: list[Dialogue]
+
+
+def _split(args: argparse.Namespace) -> _Split:
+    """By prompt: each prompt once, in an order drawn by the seed, first what is held out."""
+    dialogues = list({d.prompt_ids.tobytes(): d for d in dialogues_for(args, args.out / "text")}.values())
+    held_out = excerpts(dialogues, num_rows=args.held_out_rows)
+    calibration = excerpts(dialogues[len(held_out) :], num_rows=args.rows)
+    if sum(len(d.output_ids) for d in calibration) < args.rows:
+        raise ConfigError(
+            f"--rows: {args.rows} behind {args.held_out_rows} held-out rows are more than the answers have; "
+            "add --data or --tokens, or lower one of them"
+        )
+    return _Split(calibration, held_out)
+
+
+def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialogue]) -> float:
+    """Seconds that it took; 0 where the log held it all."""
+    started = time.monotonic()
+    if search.ask() is None:
+        return 0.0
+    recipe = BenchRecipe(args.target, args.dtype, dialogues)
+    with (
+        connected(args.address),
+        tqdm(desc="masks", unit="mask", file=sys.stderr, dynamic_ncols=True) as bar,
+    ):
+
+        def on_mask() -> None:
+            history = search.histories[-1]
+            best = min(history.costs, default=float("nan"))
+            bar.set_postfix_str(f"{history.arm}, {history.space.num_skipped} skipped, best {best:.3f}", refresh=False)
+            bar.update(1)
+
+        search_masks(search, recipe, args.out, num_cpus=args.cpus, on_mask=on_mask)
+    if search.ask() is not None:
+        raise ConfigError("search via: Ray Tune ended early; start again with the same flags to go on")
+    return time.monotonic() - started
+
+
+def _judge(recipe: BenchRecipe, histories: Sequence[History]) -> dict[Mask, dict[str, float]]:
+    """Agreement on the held-out rows, of the best mask of each history."""
+    bench: MaskBench = recipe.make()
+    masks = list(dict.fromkeys(history.best for history in histories))
+    bar = tqdm(masks, desc="held-out", unit="mask", file=sys.stderr, dynamic_ncols=True)
+    return {mask: asdict(bench.agreement(mask)) for mask in bar}
+
+
+def _row(history: History, held_out: dict[str, float]) -> dict[str, Any]:
+    return {
+        "skipped layers": history.space.num_skipped,
+        "arm": history.arm,
+        "masks": len(history.masks),
+        "cost": round(min(history.costs), 4),
+        "held-out cost": round(held_out["cost"], 4),
+        "held-out KL": round(held_out["kl"], 4),
+        "held-out top-1": round(held_out["top1"], 4),
+        "skipped": list(history.best),
+    }
+
+
+def _write_mask(
+    args: argparse.Namespace, size: int, rows: list[dict[str, Any]], num_layers: int, provenance: dict[str, Any]
+) -> None:
+    """The best mask of a size by calibration cost, with what was found of it and how."""
+    best = min(rows, key=lambda row: float(row["cost"]))
+    mask = {
+        "model": args.target,
+        "num_layers": num_layers,
+        "kept": [layer for layer in range(num_layers) if layer not in best["skipped"]],
+        "found": {name: value for name, value in best.items() if name != "skipped"},
+        "provenance": provenance,
+    }
+    write_json(args.out / f"mask-{size}.json", mask)
+
+
+def _plot(histories: Sequence[History], path: Path) -> None:
+    sizes = dict.fromkeys(history.space.num_skipped for history in histories)
+    charts = {
+        f"{size} layers skipped": {h.arm: h.running_best for h in histories if h.space.num_skipped == size}
+        for size in sizes
+    }
+    step_charts(charts, path, x_label="masks of that size", y_label="least DIMR cost so far")
+
+
+def _identity(args: argparse.Namespace, dialogues: list[Dialogue]) -> str:
+    """Of what a cost depends on: model, dtype and texts."""
+    digest = hashlib.sha256(json.dumps([args.target, args.dtype]).encode())
+    for dialogue in dialogues:
+        digest.update(np.asarray(dialogue.ids, dtype=np.int32).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _sizes(text: str, num_layers: int) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sizes: must be numbers separated by commas, got {text!r}") from None
+    if not all(1 <= size <= num_layers - 2 for size in sizes):
+        raise ConfigError(f"--sizes: must lie within 1..{num_layers - 2}, for first and last layer stay; got {text!r}")
+    return list(dict.fromkeys(sizes))
+
+
+def _arms(text: str) -> list[str]:
+    arms = [part.strip() for part in text.split(",")]
+    unknown = [arm for arm in arms if arm not in ARMS]
+    if unknown:
+        raise ConfigError(f"--arms: {unknown[0]!r} is none of {', '.join(ARMS)}")
+    return arms
+
+
+def _at_least(value: int, least: int, flag: str) -> int:
+    if value < least:
+        raise ConfigError(f"{flag}: must be at least {least} here, got {value}")
+    return value

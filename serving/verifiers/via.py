@@ -1,0 +1,111 @@
+"""Three tiers (VIA-SD): a slim verifier, then the full target for what it leaves open, judged by the session's rule.
+
+The full target lags behind what the slim verifier let pass. When it is asked it catches up in one chunk, and its rows
+for those tokens are logged as audit regret, never charged.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from serving.protocols import Proposal, ScoreRequest, ScoringModel
+from serving.rules.via import Route, ViaGates, behind, route
+from serving.session import Session
+from serving.types import Audit, ScoreTable, Verified
+
+
+@dataclass(frozen=True)
+class _Slim:
+    """What the slim tier made of a block, and the rows that it rests on."""
+
+    table: ScoreTable
+    route: Route
+
+
+class ViaVerifier:
+    """At most one slim and one full pass a round. A slim verifier without an answer leaves its rounds to the target.
+
+    A block goes straight to the full tier where it is empty, where it might leave more than `max_unverified` tokens
+    unseen, and where its request asks for `strict` or for log probabilities, which are the target's.
+    """
+
+    def __init__(
+        self,
+        *,
+        slim: ScoringModel,
+        full: ScoringModel,
+        gates: ViaGates,
+        is_degraded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._slim = slim
+        self._full = full
+        self._gates = gates
+        self._is_degraded = is_degraded
+        self._seen: dict[str, int] = {}
+
+    @property
+    def degraded(self) -> bool:
+        return self._is_degraded()
+
+    def open(self, session: Session) -> int:
+        self._seen[session.request_id] = len(session)
+        self._slim.open(session.request_id, session.tokens, salt=session.salt)
+        return self._full.open(session.request_id, session.tokens, salt=session.salt)
+
+    def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
+        slim = self._score_slim(proposals)
+        asked = [proposal for proposal in proposals if _escalates(slim.get(_id(proposal)))]
+        tables = self._full.score([self._full_request(proposal) for proposal in asked]) if asked else []
+        full = {_id(proposal): table for proposal, table in zip(asked, tables, strict=True)}
+        return [self._decide(proposal, slim.get(_id(proposal)), full.get(_id(proposal))) for proposal in proposals]
+
+    def close(self, session_id: str) -> None:
+        self._seen.pop(session_id, None)
+        self._slim.close(session_id)
+        self._full.close(session_id)
+
+    def _score_slim(self, proposals: Sequence[Proposal]) -> dict[str, _Slim]:
+        """By session, of those that the slim verifier may judge and has caught up with."""
+        eligible = [proposal for proposal in proposals if self._may_be_slim(proposal)]
+        tables = self._slim.score([proposal.score_request for proposal in eligible]) if eligible else []
+        return {
+            _id(proposal): _Slim(table, route(table, self._gates, stop_ids=proposal.session.limits.stop_ids))
+            for proposal, table in zip(eligible, tables, strict=True)
+            if table is not None
+        }
+
+    def _may_be_slim(self, proposal: Proposal) -> bool:
+        num_drafted = len(proposal.draft)
+        most = self._num_unseen(proposal.session) + num_drafted + self._gates.has_bonus
+        session = proposal.session
+        is_open = session.num_logprobs is None and not session.is_strict
+        return num_drafted > 0 and most <= self._gates.max_unverified and is_open
+
+    def _num_unseen(self, session: Session) -> int:
+        """Committed tokens that no full pass has seen."""
+        return max(0, len(session) - self._seen[session.request_id])
+
+    def _full_request(self, proposal: Proposal) -> ScoreRequest:
+        """The block's rows, and before them one for each token that the full target has not seen."""
+        num_rows = self._num_unseen(proposal.session) + len(proposal.draft) + 1
+        return replace(proposal.score_request, num_rows=num_rows)
+
+    def _decide(self, proposal: Proposal, slim: _Slim | None, full: ScoreTable | None) -> Verified | None:
+        if slim is not None and slim.route.verdict is not None:
+            return Verified(slim.route.verdict, slim=slim.table)
+        if full is None:
+            return None
+        session, num_kept = proposal.session, 0 if slim is None else slim.route.num_kept
+        num_unseen = self._num_unseen(session)
+        rest = session.rule.judge(full.drop(num_unseen + num_kept), session.ledger)
+        verdict = behind(num_kept, rest)
+        self._seen[session.request_id] = len(session) + len(verdict.tiers)
+        audit = Audit(num_unseen, tuple(full.regret[: num_unseen + num_kept].tolist()))
+        return Verified(verdict, full.drop(num_unseen), None if slim is None else slim.table, audit)
+
+
+def _id(proposal: Proposal) -> str:
+    return proposal.session.request_id
+
+
+def _escalates(slim: _Slim | None) -> bool:
+    return slim is None or slim.route.verdict is None

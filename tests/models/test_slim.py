@@ -1,0 +1,167 @@
+"""Masked models: in place and loaded from only the kept layers, against the stock model with layers taken out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from serving.errors import ConfigError, ModelError
+from serving.models.hf_decoder import HFDecoder
+from serving.models.layer_mask import read_mask
+from serving.models.loading import LoadOptions, load_packed_lm, plan_memory, read_config
+from serving.models.native import load_native
+from serving.models.native_decoder import NativeDecoder, supports
+from serving.models.slim import SeededSlim, load_kept_network, slim_in_place
+from serving.protocols import ScoreRequest
+from tests.models.test_packed_lm import CAPACITY, make_lm, random_ids, stock_logits
+from tests.models.tiny import FAMILIES, VOCAB, tiny_model
+
+DEEP = 6
+KEPT = (0, 2, 5)
+
+
+def without_layers(network: Any, kept: tuple[int, ...]) -> Any:
+    """The stock model whose other layers add nothing to the residual stream: each returns what it gets."""
+    for index, layer in enumerate(network.get_decoder().layers):
+        if index not in kept:
+            layer.forward = lambda hidden_states, *args, **kwargs: hidden_states
+    return network
+
+
+def poisoned(network: Any, kept: tuple[int, ...]) -> Any:
+    for index, layer in enumerate(network.get_decoder().layers):
+        if index not in kept:
+            for parameter in layer.parameters():
+                parameter.data.fill_(float("nan"))
+    return network
+
+
+def deep(family: str = "llama") -> Any:
+    return tiny_model(family, num_hidden_layers=DEEP)
+
+
+def decoders(family: str = "llama") -> list[Any]:
+    """Every decoder that claims `family`, each with its own copy of the same weights."""
+    kernels = load_native()
+    native = kernels is not None and supports(deep(family), kernels)
+    found = [NativeDecoder(deep(family), kernels, max_length=CAPACITY)] if kernels is not None and native else []
+    return [HFDecoder(deep(family)), *found]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mask_in_place_equals_the_stock_model_without_those_layers(family: str) -> None:
+    ids = random_ids(37, 1)
+    expected = stock_logits(without_layers(deep(family), KEPT), ids)
+    whole = stock_logits(deep(family), ids)
+    for decoder in decoders(family):
+        target = make_lm(decoder)
+        slim = slim_in_place(target, KEPT)
+        assert len(slim.store.keys) == len(KEPT)
+        torch.testing.assert_close(slim.all_logits(ids), expected, atol=1e-3, rtol=0)
+        torch.testing.assert_close(target.all_logits(ids), whole, atol=1e-3, rtol=0)  # the target runs all of them
+        assert slim.decoder.num_bytes < target.decoder.num_bytes
+
+
+def test_poisoned_layers_that_are_skipped_change_nothing() -> None:
+    ids = random_ids(37, 2)
+    expected = stock_logits(without_layers(deep(), KEPT), ids)
+    target = make_lm(HFDecoder(poisoned(deep(), KEPT)))
+    assert torch.isnan(target.all_logits(ids)).all()
+    torch.testing.assert_close(slim_in_place(target, KEPT).all_logits(ids), expected, atol=1e-3, rtol=0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A tiny Llama on disk from which the layers that are not kept have been removed."""
+    deep().save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    skipped = tuple(f"model.layers.{index}." for index in range(DEEP) if index not in KEPT)
+    state = {name: tensor for name, tensor in load_file(path).items() if not name.startswith(skipped)}
+    save_file(state, path, metadata={"format": "pt"})
+    return tmp_path
+
+
+def options(**fields: Any) -> LoadOptions:
+    values = {
+        "role": "slim", "dtype": "float32", "num_rows": 2, "max_length": 128, "prefill_chunk": 64, "vocab_size": VOCAB
+    }  # fmt: skip
+    return LoadOptions(**values | fields)
+
+
+def test_only_the_kept_layers_are_loaded(checkpoint: Path) -> None:
+    ids = random_ids(37, 3)
+    expected = stock_logits(without_layers(deep(), KEPT), ids)
+    slim = load_packed_lm(str(checkpoint), options(kept=KEPT))
+    torch.testing.assert_close(slim.all_logits(ids), expected, atol=1e-3, rtol=0)
+    plan = plan_memory(read_config(str(checkpoint)), options(kept=KEPT))
+    weights = {item.purpose: item.num_bytes for item in plan.items}["weights"]
+    whole = plan_memory(read_config(str(checkpoint)), options())
+    assert weights < {item.purpose: item.num_bytes for item in whole.items}["weights"]
+    network = load_kept_network(str(checkpoint), KEPT, torch.float32)
+    assert sum(parameter.nbytes for parameter in network.parameters()) == weights
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_without_the_layers_it_skips(family: str, tmp_path: Path) -> None:
+    ids = random_ids(20, 4)
+    poisoned(deep(family), KEPT).save_pretrained(tmp_path)
+    slim = load_packed_lm(str(tmp_path), options(kept=KEPT))
+    expected = stock_logits(without_layers(deep(family), KEPT), ids)
+    torch.testing.assert_close(slim.all_logits(ids), expected, atol=1e-3, rtol=0)
+
+
+def test_a_checkpoint_that_lacks_a_kept_layer_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ModelError, match=r"no 'model\.layers\.1\."):
+        load_packed_lm(str(checkpoint), options(kept=(0, 1, 5)))
+
+
+def test_blocks_rollbacks_and_catch_up_equal_a_fresh_prefill() -> None:
+    ids, wrong = random_ids(60, 5), random_ids(6, 6)
+    for decoder in decoders():
+        slim = slim_in_place(make_lm(decoder), KEPT)
+        fresh = slim.all_logits(ids)
+        slim.open("a", ids)
+        slim.score([ScoreRequest("a", np.concatenate([ids[:20], wrong]), num_rows=7)])
+        (table,) = slim.score([ScoreRequest("a", ids, num_rows=21)])
+        assert table is not None
+        assert table.logsumexp is not None
+        np.testing.assert_array_equal(table.next_ids, fresh[39:].argmax(dim=-1))
+        np.testing.assert_allclose(table.top_logits, fresh[39:].max(dim=-1).values, atol=1e-4)
+
+
+def test_rows_seeded_from_the_full_model_are_its_own_at_the_kept_layers() -> None:
+    ids = random_ids(40, 7)
+    for decoder in decoders():
+        full = make_lm(decoder)
+        slim = slim_in_place(full, KEPT)
+        seeded = SeededSlim(slim, full, KEPT)
+        full.open("a", ids)
+        seeded.open("a", ids)
+        full.score([ScoreRequest("a", ids)])
+        (table,) = seeded.score([ScoreRequest("a", ids, prompt_len=30)])
+        assert table is not None
+        for slot, layer in enumerate(KEPT):
+            assert torch.equal(slim.store.keys[slot][0, :, :30], full.store.keys[layer][0, :, :30])
+        assert not torch.equal(slim.store.keys[1][0, :, 30:40], full.store.keys[KEPT[1]][0, :, 30:40])
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"num_layers": 3, "kept": [0, 2]}, "model"),
+        ({"model": "m", "num_layers": 3, "kept": [0, 3]}, r"within 0\.\.2"),
+        ({"model": "m", "num_layers": 3, "kept": [2, 0]}, "ascending"),
+        ({"model": "other", "num_layers": 3, "kept": [0, 2]}, "searched for 'other'"),
+        ({"model": "m", "num_layers": 4, "kept": [0, 2]}, "with 4 layers"),
+        ("nonsense", "no JSON"),
+    ],
+)
+def test_a_bad_mask_is_refused_by_name(tmp_path: Path, content: object, complaint: str) -> None:
+    path = tmp_path / "mask.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ConfigError, match=complaint):
+        read_mask(str(path), model="m", num_layers=3)

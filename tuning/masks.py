@@ -1,0 +1,140 @@
+"""Ways to search for the layers that a target can do without. No model here: masks go out, costs come in.
+
+Each is a generator that yields masks (the skipped layers, ascending) and is sent the cost of each, lower is better.
+First and last layer are always kept. The same seed and the same costs give the same masks.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import optuna
+
+Mask: TypeAlias = tuple[int, ...]
+Asking: TypeAlias = Generator[Mask, float, None]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Masks that skip `num_skipped` of the layers between the first and the last of `num_layers`."""
+
+    num_layers: int
+    num_skipped: int
+
+    @property
+    def candidates(self) -> range:
+        return range(1, self.num_layers - 1)
+
+    def top(self, keys: Iterable[float]) -> Mask:
+        """The layers with the highest keys, one a candidate; the lower layer where keys are equal."""
+        order = sorted(zip(self.candidates, keys, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        return tuple(sorted(layer for layer, _ in order[: self.num_skipped]))
+
+    def drawn(self, rng: np.random.Generator) -> Mask:
+        """Any mask, each as likely."""
+        picked = rng.choice(list(self.candidates), self.num_skipped, replace=False)
+        return tuple(sorted(int(layer) for layer in picked))
+
+
+def even(space: Space, budget: int, seed: int) -> Asking:
+    """One mask: layers at equal distances."""
+    places = np.linspace(space.candidates[0], space.candidates[-1], space.num_skipped + 2)[1:-1]
+    yield tuple(int(place) for place in np.round(places))
+
+
+def one_at_a_time(space: Space, budget: int, seed: int) -> Asking:
+    """The layers that do least harm when each is skipped alone: one mask a layer, then the set of the best."""
+    harm = yield from _sensitivities(space)
+    yield space.top([-cost for cost in harm])
+
+
+def random_search(space: Space, budget: int, seed: int) -> Asking:
+    """Masks drawn at random."""
+    rng = np.random.default_rng((seed, space.num_skipped))
+    for _ in range(budget):
+        yield space.drawn(rng)
+
+
+def alternating(space: Space, budget: int, seed: int) -> Asking:
+    """The paper's: random masks and Bayesian ones (TPE over a key a layer, the highest are skipped) in turn."""
+    rng = np.random.default_rng((seed, space.num_skipped))
+    study = _study(seed)
+    for number in range(budget):
+        if number % 2 == 0:
+            keys = rng.random(len(space.candidates))
+            study.enqueue_trial({_key(layer): float(key) for layer, key in zip(space.candidates, keys, strict=True)})
+        yield from _asked(study, space)
+
+
+def guided(space: Space, budget: int, seed: int) -> Asking:
+    """Sensitivities, then TPE that starts from their ranks, then swaps of one layer for another from the best on."""
+    rng = np.random.default_rng((seed, space.num_skipped))
+    harm = yield from _sensitivities(space)
+    left = budget - len(harm)
+    study = _study(seed)
+    ranks = np.argsort(np.argsort([-cost for cost in harm])) / max(1, len(harm) - 1)
+    known: dict[Mask, float] = {}
+    for number in range(left // 3):
+        if number % 2 == 0:  # the order of the ranks, more and more disturbed
+            keys = np.clip(ranks + rng.normal(0.0, 0.02 * number, len(ranks)), 0.0, 1.0)
+            study.enqueue_trial({_key(layer): float(key) for layer, key in zip(space.candidates, keys, strict=True)})
+        mask, cost = yield from _asked(study, space)
+        known[mask] = cost
+    yield from _swapped(space, known, left - left // 3, rng)
+
+
+ARMS: dict[str, Callable[[Space, int, int], Asking]] = {
+    "even": even,
+    "one at a time": one_at_a_time,
+    "guided": guided,
+    "random": random_search,
+    "alternating": alternating,
+}
+
+
+def _sensitivities(space: Space) -> Generator[Mask, float, list[float]]:
+    """The cost of skipping each candidate alone."""
+    harm = []
+    for layer in space.candidates:
+        harm.append((yield (layer,)))
+    return harm
+
+
+def _study(seed: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+
+
+def _asked(study: optuna.Study, space: Space) -> Generator[Mask, float, tuple[Mask, float]]:
+    trial = study.ask()
+    mask = space.top([trial.suggest_float(_key(layer), 0.0, 1.0) for layer in space.candidates])
+    cost = yield mask
+    study.tell(trial, cost)
+    return mask, cost
+
+
+def _swapped(space: Space, known: dict[Mask, float], budget: int, rng: np.random.Generator) -> Asking:
+    """Local search: the best mask's neighbours in random order; from the next best one where none is left."""
+    done: set[tuple[Mask, int, int]] = set()
+    while budget > 0:
+        best = next((mask for mask in sorted(known, key=lambda one: known[one]) if _moves(space, mask, done)), None)
+        if best is None:
+            return
+        moves = _moves(space, best, done)
+        out, into = moves[int(rng.integers(len(moves)))]
+        done.add((best, out, into))
+        neighbour = tuple(sorted({*best, into} - {out}))
+        if neighbour not in known:
+            known[neighbour] = yield neighbour
+            budget -= 1
+
+
+def _moves(space: Space, mask: Mask, done: set[tuple[Mask, int, int]]) -> list[tuple[int, int]]:
+    """(skipped layer to keep, kept layer to skip) that were not tried from `mask` yet."""
+    kept = [layer for layer in space.candidates if layer not in mask]
+    return [(out, into) for out in mask for into in kept if (mask, out, into) not in done]
+
+
+def _key(layer: int) -> str:
+    return f"layer {layer}"

@@ -1,0 +1,125 @@
+"""Mask searches as Ray Tune trials: one mask a trial, on an actor that keeps the target loaded from trial to trial.
+
+The search's own log decides what is asked next, so a killed run goes on where it was, whatever Tune remembers.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.search import Searcher
+
+from tuning.dimr import Agreement
+from tuning.mask_log import MaskSearch
+from tuning.masks import Mask
+from tuning.selfgen import Dialogue
+from tuning.via import MaskBench, load_target
+
+log = logging.getLogger(__name__)
+
+_METRIC = "cost"
+FAILED = Agreement(math.inf, math.inf, 0.0)
+
+
+@dataclass(frozen=True)
+class BenchRecipe:
+    """What an actor needs to judge masks: the target by name, and the texts."""
+
+    model: str
+    dtype: str
+    dialogues: Sequence[Dialogue]
+
+    def make(self) -> MaskBench:
+        longest = max(len(dialogue.ids) for dialogue in self.dialogues)
+        return MaskBench(load_target(self.model, dtype=self.dtype, max_length=longest), self.dialogues)
+
+
+def search_masks(
+    search: MaskSearch, recipe: BenchRecipe, folder: Path, *, num_cpus: float = 1.0, on_mask: Callable[[], None]
+) -> None:
+    """Run `search` to its end on the Ray this process is connected to; `on_mask` hears of each evaluation.
+
+    One trial at a time: what is asked depends on every answer before.
+    """
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    trainable = tune.with_resources(
+        tune.with_parameters(_MaskTrial, recipe=recipe), tune.PlacementGroupFactory([{"CPU": num_cpus}])
+    )
+    tuner = tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=_Asking(search, on_mask), num_samples=-1, max_concurrent_trials=1, reuse_actors=True,
+            trial_name_creator=_name, trial_dirname_creator=_name,
+        ),
+        run_config=tune.RunConfig(name="trials", storage_path=str(folder.resolve()), verbose=0),
+    )  # fmt: skip
+    tuner.fit()
+
+
+class _MaskTrial(tune.Trainable):
+    """Judges config["skipped"] in one step; reused, so the target is loaded once an actor."""
+
+    def setup(self, config: dict[str, Any], recipe: BenchRecipe) -> None:  # type: ignore[override]
+        self._bench = recipe.make()
+        self._skipped = _mask(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._skipped = _mask(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        return {**asdict(self._bench.agreement(self._skipped)), "done": True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing to keep: the search has its own log."""
+
+    def load_checkpoint(self, checkpoint: object) -> None:
+        """Nothing was kept."""
+
+
+class _Asking(Searcher):
+    """A MaskSearch as Tune sees it."""
+
+    def __init__(self, search: MaskSearch, on_mask: Callable[[], None]) -> None:
+        super().__init__(metric=_METRIC, mode="min")
+        self._search = search
+        self._on_mask = on_mask
+        self._running: dict[str, Mask] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        mask = self._search.ask()
+        if mask is None:
+            return cast("dict[str, Any]", Searcher.FINISHED)  # a string that means the end
+        self._running[trial_id] = mask
+        return {"skipped": list(mask)}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """A mask that could not be judged, or whose cost is no number, is recorded as the worst there is."""
+        mask = self._running.pop(trial_id)
+        found = FAILED
+        if result is not None and not error and math.isfinite(result[_METRIC]):
+            found = Agreement(result["cost"], result["kl"], result["top1"])
+        else:
+            log.warning("the mask that skips %s could not be judged; it counts as the worst", mask)
+        self._search.tell(mask, found)
+        self._on_mask()
+
+    def save(self, checkpoint_path: str) -> None:
+        """The search's log is the truth, not Tune's checkpoint."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing was saved."""
+
+
+def _mask(config: dict[str, Any]) -> Mask:
+    return tuple(config["skipped"])
+
+
+def _name(trial: Trial) -> str:
+    return str(trial.trial_id)

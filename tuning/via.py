@@ -1,0 +1,174 @@
+"""How well a target without some layers stands for the whole one: many masks, in place, against cached rows; and what
+its outputs and its passes cost.
+
+The target is loaded once. Its own rows for every scored position are computed once and kept: n rows of V float32.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from serving.build_drafter import build_drafter
+from serving.config import Profile, ViaVerifier
+from serving.models.kv_store import KVShape, KVStore
+from serving.models.layer_mask import read_mask
+from serving.models.loading import LoadOptions, load_packed_lm
+from serving.models.packed_lm import PackedLM
+from serving.models.slim import slim_in_place
+from serving.models.tokenizer import ChatTokenizer
+from serving.protocols import DraftRequest, ScoreRequest
+from serving.types import Floats
+from tuning.dimr import Agreement, compare, mean
+from tuning.masks import Mask
+from tuning.selfgen import Dialogue
+from tuning.via_cost import PassTimes
+
+_PREFILL = 4096
+_CONTEXT = 128
+_TIMINGS = 15
+
+
+def excerpts(dialogues: Sequence[Dialogue], *, num_rows: int, max_output: int = 48) -> list[Dialogue]:
+    """The beginnings of as many dialogues as give `num_rows` scored positions, at most `max_output` from each."""
+    taken: list[Dialogue] = []
+    left = num_rows
+    for dialogue in dialogues:
+        if left <= 0:
+            break
+        output = dialogue.output_ids[: min(max_output, left)]
+        if len(output):
+            taken.append(Dialogue(dialogue.prompt_ids, output))
+            left -= len(output)
+    return taken
+
+
+def load_target(model: str, *, dtype: str, max_length: int) -> PackedLM:
+    """The target with one KV row of `max_length` slots."""
+    return load_packed_lm(
+        model,
+        LoadOptions(
+            role="target",
+            dtype=dtype,
+            num_rows=1,
+            max_length=max_length,
+            prefill_chunk=_PREFILL,
+            vocab_size=ChatTokenizer.load(model).vocab_size,
+        ),
+    )
+
+
+class MaskBench:
+    """Judges masks of `target` on `dialogues`."""
+
+    def __init__(self, target: PackedLM, dialogues: Sequence[Dialogue]) -> None:
+        self._target = target
+        self._dialogues = list(dialogues)
+        self._stores: dict[tuple[KVShape, ...], KVStore] = {}
+        self._rows = [_log_probs(target, dialogue) for dialogue in self._dialogues]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._target.store.shapes)
+
+    @property
+    def num_rows(self) -> int:
+        """Scored positions."""
+        return sum(len(rows) for rows in self._rows)
+
+    def agreement(self, skipped: Mask) -> Agreement:
+        """Of the target without the layers `skipped` with the whole one. Texts that begin alike share that part."""
+        slim = self.slim(skipped)
+        return mean(
+            [
+                (len(rows), compare(rows, _log_probs(slim, dialogue)))
+                for dialogue, rows in zip(self._dialogues, self._rows, strict=True)
+            ]
+        )
+
+    def slim(self, skipped: Mask) -> PackedLM:
+        """The target without the layers `skipped`, on its own weights, in rows that all masks of a size share."""
+        kept = [layer for layer in range(self.num_layers) if layer not in skipped]
+        decoder = self._target.decoder.keeping(kept)
+        whole, shapes = self._target.store, tuple(decoder.shapes)
+        if shapes not in self._stores:
+            self._stores[shapes] = KVStore(list(shapes), 1, whole.capacity, whole.dtype, whole.device)
+        for row in self._stores[shapes].rows:
+            row.length = 0  # of another mask
+        return self._target.with_decoder(decoder, self._stores[shapes], with_logsumexp=False)
+
+
+def _log_probs(model: PackedLM, dialogue: Dialogue) -> Floats:
+    """float32 [n, V]: of each token of the output, given what stands before it."""
+    logits = model.all_logits(dialogue.ids[:-1], first=len(dialogue.prompt_ids) - 1)
+    rows: Floats = torch.log_softmax(logits, dim=-1).numpy()
+    return rows
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Of an output's tokens under the target, means: nats below its best token, share of its own, log probability."""
+
+    regret: float
+    top1: float
+    logprob: float
+    num_tokens: int
+
+    @classmethod
+    def mean(cls, parts: "Sequence[Fidelity]") -> "Fidelity":
+        """Over all tokens of `parts`."""
+        count = sum(part.num_tokens for part in parts)
+        weights = [part.num_tokens / max(1, count) for part in parts]
+        return cls(
+            regret=sum(weight * part.regret for weight, part in zip(weights, parts, strict=True)),
+            top1=sum(weight * part.top1 for weight, part in zip(weights, parts, strict=True)),
+            logprob=sum(weight * part.logprob for weight, part in zip(weights, parts, strict=True)),
+            num_tokens=count,
+        )
+
+
+def fidelity(target: PackedLM, dialogue: Dialogue) -> Fidelity:
+    """One pass over prompt and output."""
+    rows = _log_probs(target, dialogue)
+    picked = rows[np.arange(len(rows)), dialogue.output_ids]
+    top1 = rows.argmax(axis=1) == dialogue.output_ids
+    regret = rows.max(axis=1) - picked
+    return Fidelity(float(regret.mean()), float(top1.mean()), float(picked.mean()), len(rows))
+
+
+def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
+    """Medians on this machine behind a text of 128 tokens, in turns: passes of `rows` rows, and a drafted token."""
+    assert isinstance(profile.verifier, ViaVerifier)
+    target = load_target(profile.target.model, dtype=profile.target.dtype, max_length=profile.engine.max_length)
+    mask = read_mask(profile.verifier.mask, model=profile.target.model, num_layers=len(target.store.shapes))
+    slim, drafter = slim_in_place(target, mask.kept), build_drafter(profile, features=target)
+    ids = np.random.default_rng(0).integers(100, 1000, _CONTEXT + max(rows)).astype(np.int32)
+    drafting = DraftRequest("measure", ids[:_CONTEXT], _CONTEXT // 2, profile.max_draft)
+    works: dict[tuple[str, int], Callable[[], object]] = {("draft", 0): lambda: drafter.start([drafting]).result()}
+    for name, model in (("full", target), ("slim", slim)):
+        model.open("measure", ids)
+        for count in rows:
+            works[name, count] = _pass(model, ScoreRequest("measure", ids[: _CONTEXT + count], count))
+    found: dict[tuple[str, int], list[float]] = {key: [] for key in works}
+    for _ in range(_TIMINGS):
+        for key, work in works.items():
+            found[key].append(_seconds(work))
+    times = {key: statistics.median(seconds[2:]) for key, seconds in found.items()}  # the first ones read the text
+    return PassTimes(
+        {count: times["full", count] for count in rows},
+        {count: times["slim", count] for count in rows},
+        times["draft", 0] / max(1, profile.max_draft),
+    )
+
+
+def _pass(model: PackedLM, request: ScoreRequest) -> Callable[[], object]:
+    return lambda: model.score([request])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -1,0 +1,82 @@
+"""When a middle tier pays: counted passes times measured seconds, against strict speculation with the same drafter.
+
+A strict round costs a draft and a full pass. With a slim verifier it costs a draft and a slim pass, and where the
+block is escalated a full pass over everything that the target has not seen, on top.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from serving.decode.costs import CostModel
+from serving.decode.stats import EngineStats
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds by rows of one session: a full pass, a slim one, and one drafted token."""
+
+    full: Mapping[int, float]
+    slim: Mapping[int, float]
+    draft_s: float
+
+    @property
+    def slim_ratio(self) -> float:
+        """A slim pass over a full one, mean over the row counts that both have."""
+        rows = [count for count in self.full if count in self.slim]
+        return sum(self.slim[count] / self.full[count] for count in rows) / len(rows)
+
+    @property
+    def flat(self) -> "PassTimes":
+        """The same where a pass costs the same for few rows as for one: bound by reading the weights."""
+        one = min(self.full)
+        return PassTimes(
+            dict.fromkeys(self.full, self.full[one]), dict.fromkeys(self.slim, self.slim[one]), self.draft_s
+        )
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """Milliseconds an emitted token by part, one sequence at a time."""
+
+    full_ms: float
+    slim_ms: float
+    draft_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.full_ms + self.slim_ms + self.draft_ms
+
+
+def modelled(stats: EngineStats, times: PassTimes) -> Modelled:
+    """Of a run with `stats`."""
+    full = _passes_s(stats.target_passes, stats.target_rows, times.full)
+    slim = _passes_s(stats.slim_passes, stats.slim_rows, times.slim)
+    scale = 1000.0 / max(1, stats.emitted)
+    return Modelled(scale * full, scale * slim, scale * stats.drafted * times.draft_s)
+
+
+def break_even(strict: Modelled, via: Modelled) -> float | None:
+    """By what factor slim passes would have to be cheaper (< 1) or could be dearer (> 1) for both to cost the same.
+
+    None where the full passes and drafts of the three tiers alone cost more than strict does.
+    """
+    left = strict.total_ms - via.full_ms - via.draft_ms
+    return left / via.slim_ms if via.slim_ms > 0 and left > 0 else None
+
+
+def verdict(strict: Modelled, via: Modelled, times: PassTimes) -> str:
+    """One sentence for the user."""
+    change = via.total_ms / strict.total_ms
+    says = f"{via.total_ms:.2f} ms a token against {strict.total_ms:.2f} strict ({1 / change:.2f}x the speed)"
+    factor = break_even(strict, via)
+    if factor is None:
+        return f"the middle tier does not pay: {says}; it would not even if slim passes were free"
+    limit = factor * times.slim_ratio
+    state = "pays" if change < 1 else "does not pay"
+    return (
+        f"the middle tier {state}: {says}; a slim pass costs {times.slim_ratio:.2f} of a full one, even is {limit:.2f}"
+    )
+
+
+def _passes_s(passes: int, rows: int, seconds: Mapping[int, float]) -> float:
+    return passes * CostModel(seconds).seconds(rows / passes) if passes else 0.0
