@@ -11,7 +11,7 @@ from serving.errors import ConfigError
 
 
 def test_shipped_profiles_load_under_their_names() -> None:
-    assert profile_names() == ["asd", "eagle3", "hybrid", "plain", "strict", "suffix"]
+    assert profile_names() == ["asd", "asd-csd", "csd", "eagle3", "hybrid", "plain", "strict", "suffix"]
     for name in profile_names():
         assert load_profile(name).name == name
 
@@ -50,7 +50,7 @@ def test_a_wrong_profile_is_one_sentence(tmp_path: Path, text: str, said: str) -
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
-    with pytest.raises(ConfigError, match="asd, eagle3, hybrid, plain, strict, suffix"):
+    with pytest.raises(ConfigError, match="asd, asd-csd, csd, eagle3, hybrid, plain, strict, suffix"):
         load_profile("nope")
 
 

@@ -2,13 +2,10 @@
 
 import asyncio
 import signal
-import time
 from dataclasses import replace
 
 import pytest
 
-from serving.deploy.correction_actor import PERIOD_S
-from serving.deploy.options import Scaling
 from serving.types import Tightening
 from tests.cluster.application import Story, plainly, request, run_app
 from tests.cluster.conftest import wait_for
@@ -106,20 +103,3 @@ def test_a_target_that_is_killed_in_mid_stream_refills_no_budget(application, ex
     assert spent == sorted(spent)
     assert spent[9] > 0.0  # something was spent before the death
     check_account(chunks, expected)
-
-
-def test_what_one_target_meets_nominates_at_the_other_and_outlives_their_hub(
-    application, profile_file, poor_model, tmp_path
-):
-    store = tmp_path / "counts.parquet"
-    rule = {"kind": "csd", "memory": "online", "store": str(store), "count_above": 1.0, "min_ratio": 0.0}
-    drafter = {"kind": "model", "model": poor_model, "max_draft": 4}
-    path = profile_file("tiny-online", drafter, rule=rule, allow_uncertified=True)
-    learning = run_app(path, name="online", target=Scaling(num_cpus=0.25, min_replicas=2, max_replicas=2))
-    first = tell(learning, request("first", 100))[-1].receipt
-    assert first.memory == "empty+0"
-    wait_for(store.is_file, what="a saved memory")
-    time.sleep(3 * PERIOD_S)  # both have heard of it
-    memories = {tell(learning, request(f"later {i}", 8))[-1].receipt.memory for i in range(8)}
-    assert "empty+0" not in memories
-    assert tell(learning, request("again", 100))[-1].receipt.rescues > first.rescues
