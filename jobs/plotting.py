@@ -40,6 +40,22 @@ def line_charts(x: Sequence[int], lines: dict[str, Sequence[float | None]], path
     _write(figure, path)
 
 
+def interval_chart(rows: dict[str, tuple[float, float, float]], path: Path, *, reference: float) -> None:
+    """A dot with its interval (value, low, high) for each name, and a line where nothing would have changed."""
+    figure = _figure(7.0, 1.0 + 0.45 * len(rows))
+    axes = figure.subplots()
+    for place, (value, low, high) in enumerate(rows.values()):
+        axes.plot([low, high], [place, place], color=_COLOUR, linewidth=2)
+        axes.plot([value], [place], marker="o", color=_COLOUR)
+        axes.annotate(f"{value:.2f}", (value, place), xytext=(0, 7), textcoords="offset points", ha="center")
+    axes.axvline(reference, color="grey", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.margins(x=0.1, y=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)
+
+
 def step_charts(charts: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, x_label: str, y_label: str) -> None:
     """Charts side by side, one a title, each with a line a name over 1, 2, 3, ...; a line of one value is a level."""
     figure = _figure(4.6 * len(charts), 3.4)
@@ -82,3 +98,16 @@ def _figure(width: float, height: float) -> Figure:
 def _write(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def line_with_diagonal(points: Sequence[tuple[float, float]], path: Path, *, labels: tuple[str, str]) -> None:
+    """Points joined by a line, and the diagonal on which x and y are equal."""
+    figure = _figure(4.4, 4.0)
+    axes = figure.subplots()
+    most = max(max(point) for point in points)
+    axes.plot([0.0, most], [0.0, most], color="#999999", linewidth=1)
+    axes.plot([x for x, _ in points], [y for _, y in points], marker="o", color=_COLOUR)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.spines[["top", "right"]].set_visible(False)
+    _write(figure, path)

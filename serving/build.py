@@ -5,7 +5,7 @@ Torch is imported only where a model is loaded: a process that keeps a suffix ca
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ class Built:
     limits: SchedulerLimits
     tokenizer: ChatTokenizer
     read_features: ReadFeatures | None = None
+    rules: RuleBook = field(default_factory=RuleBook)
 
     def engine(self) -> Engine:
         """The same scheduler behind its own thread (not started)."""
@@ -82,6 +83,7 @@ def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | No
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
+    rules = rules or build_rules(profile, tokenizer)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
         verifier=_verifier(profile, target, remote.slim),
@@ -90,9 +92,10 @@ def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | No
         limits=limits,
         grouping=Grouping(shares_cores=remote.drafter is None),
         policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
-        rules=rules or build_rules(profile, tokenizer),
+        rules=rules,
     )
-    return Built(profile, scheduler, limits, tokenizer, partial(feature_rows, target) if layers else None)
+    reads = partial(feature_rows, target) if layers else None
+    return Built(profile, scheduler, limits, tokenizer, reads, rules)
 
 
 def _verifier(profile: Profile, target: "PackedLM", remote_slim: RemoteModel | None) -> Verifier:

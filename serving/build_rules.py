@@ -12,16 +12,16 @@ from serving.models.tokenizer import ChatTokenizer
 from serving.rules.book import RuleBook
 
 
-def build_rules(profile: Profile, tokenizer: ChatTokenizer, *, online: OnlineMemory | None = None) -> RuleBook:
+def build_rules(profile: Profile, tokenizer: ChatTokenizer) -> RuleBook:
     """The rule of `profile` with its calibrated counts. Raises ConfigError where those are not for this profile."""
-    rule, frozen = profile.rule, EMPTY_COUNTS
+    rule, frozen, online = profile.rule, EMPTY_COUNTS, None
     if isinstance(rule, CsdControls):
         if rule.table is not None and rule.table_hash is not None:
             frozen = load_counts(
                 Path(rule.table), identity=memory_identity(profile, tokenizer), fingerprint=rule.table_hash
             )
         if rule.memory == "online":
-            online = online or OnlineMemory(max_pairs=rule.max_pairs)
+            online = OnlineMemory(max_pairs=rule.max_pairs)
     return RuleBook(
         rule,
         profile_hash=profile.hash,

@@ -13,11 +13,11 @@ class Frozen(BaseModel):
 class Calibration(Frozen):
     """What a rule was calibrated on: the shares of first mismatches by regret, and from how many.
 
-    `shares` has one entry more than there are edges in `serving.memory.drift`: served traffic is compared with it.
+    `shares` has an entry for each of the NUM_BINS of `serving.memory.drift`: served traffic is compared with them.
     """
 
     num_mismatches: int = Field(ge=1)
-    shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...]
+    shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = Field(min_length=11, max_length=11)
     provenance: str = Field(default="", max_length=2000)
 
     @model_validator(mode="after")
@@ -65,6 +65,7 @@ class CsdControls(Frozen):
     memory: Literal["frozen", "online"] = "frozen"
     table: str | None = Field(default=None, description="Parquet of calibrated counts, relative to the profile's file")
     table_hash: str | None = Field(default=None, pattern="^[0-9a-f]{16}$", description="what the counts must hash to")
+    store: str | None = Field(default=None, description="Parquet that an online memory is kept in; default: the cache")
     max_pairs: int = Field(default=65_536, ge=1, le=4_194_304, description="pairs one tenant's online memory may hold")
 
     @field_validator("table")

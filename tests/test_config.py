@@ -11,7 +11,7 @@ from serving.errors import ConfigError
 
 
 def test_shipped_profiles_load_under_their_names() -> None:
-    assert profile_names() == ["asd", "eagle3", "plain", "strict", "suffix"]
+    assert profile_names() == ["asd", "asd-csd", "csd", "eagle3", "hybrid", "plain", "strict", "suffix", "via"]
     for name in profile_names():
         assert load_profile(name).name == name
 
@@ -33,7 +33,10 @@ def test_shipped_profiles_load_under_their_names() -> None:
         ("name: a\nrule: {kind: asd, budget: -1}", "rule.asd.budget"),
         ("name: a\nrule: {kind: csd, min_ratio: 2.5}", "rule.csd.min_ratio"),
         ("name: a\nrule: {kind: csd, table: t.parquet}", "table and table_hash belong together"),
-        ("name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: [0.5]}}", "shares must add up to 1"),
+        (
+            "name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: [0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}}",
+            "add up to 1",
+        ),
         ("- a\n- b", "document"),
         ("name: [", "while parsing"),
     ],
@@ -47,7 +50,7 @@ def test_a_wrong_profile_is_one_sentence(tmp_path: Path, text: str, said: str) -
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
-    with pytest.raises(ConfigError, match="asd, eagle3, plain, strict, suffix"):
+    with pytest.raises(ConfigError, match="asd, asd-csd, csd, eagle3, hybrid, plain, strict, suffix"):
         load_profile("nope")
 
 

@@ -28,6 +28,10 @@ from tuning.train_features import Example, FeatureSet
 from tuning.train_loop import learning_rate_share, length_batches, restore_checkpoint, save_checkpoint
 from tuning.train_unroll import Unroll
 
+# Spread of new weights, in shares of 1 / sqrt(inputs): features of the lower layers, and the next token's embedding.
+_FEATURE_STD = 0.1
+_EMBEDDING_STD = 1.0
+
 
 @dataclass(frozen=True)
 class Eagle3Recipe:
@@ -85,23 +89,33 @@ class TargetHead:
 
 
 def new_head(network: Network, target_ids: Tensor) -> Eagle3Head:
-    """A head of the target's layer shape that starts from the target's last layer and its last feature."""
+    """A head of the target's layer shape that starts from the target's last layer and its last feature.
+
+    It has a key head for every query head: the next token reaches the layer through its values alone, and grouped ones
+    would be too narrow to carry it.
+    """
     text = network.config.get_text_config()
-    shape = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-             "rms_norm_eps", "rope_parameters", "max_position_embeddings", "vocab_size")  # fmt: skip
-    layer = LlamaConfig(num_hidden_layers=1, **{name: getattr(text, name) for name in shape if hasattr(text, name)})
+    shape = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "rms_norm_eps",
+             "rope_parameters", "max_position_embeddings", "vocab_size")  # fmt: skip
+    layer = LlamaConfig(
+        num_hidden_layers=1,
+        num_key_value_heads=text.num_attention_heads,
+        **{name: getattr(text, name) for name in shape if hasattr(text, name)},
+    )
     config = Eagle3Config(layer, draft_vocab_size=len(target_ids), target_hidden_size=text.hidden_size)
     embedding = network.get_input_embeddings().weight.detach().float()
     rows = network.lm_head.weight.detach().float()[target_ids]
     head = Eagle3Head(config, embedding=embedding, lm_head=rows, target_ids=target_ids)
     size, last = text.hidden_size, network.model.layers[-1]
     with torch.no_grad():
-        head.fc.weight.normal_(std=0.1 / math.sqrt(size))
+        head.fc.weight.normal_(std=_FEATURE_STD / math.sqrt(size))
         head.fc.weight[:, -size:] += torch.eye(size)
-        for name in ("q_proj", "k_proj", "v_proj"):
+        group = text.num_attention_heads // text.num_key_value_heads
+        for name, repeats in (("q_proj", 1), ("k_proj", group), ("v_proj", group)):
             weight = getattr(head.midlayer.self_attn, name).weight
-            weight[:, :size].normal_(std=0.1 / math.sqrt(size))
-            weight[:, size:] = getattr(last.self_attn, name).weight
+            heads = getattr(last.self_attn, name).weight.unflatten(0, (-1, config.head_dim))
+            weight[:, :size].normal_(std=_EMBEDDING_STD / math.sqrt(size))
+            weight[:, size:] = heads.repeat_interleave(repeats, 0).flatten(0, 1)
         head.midlayer.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
         head.midlayer.mlp.load_state_dict(last.mlp.state_dict())
         head.midlayer.hidden_norm.weight.copy_(last.input_layernorm.weight)

@@ -125,10 +125,26 @@ FAILED = Metric("drafthouse_requests_failed", "counter", "requests that ended wi
 QUEUE_LIMIT = Metric("drafthouse_queue_limit", "gauge", "requests that may wait before one is refused")
 STALLED_S = Metric("drafthouse_stalled_seconds", "gauge", "time since the last round while there is work, else 0")
 
+EXCEPTIONS = Metric(
+    "drafthouse_exceptions", "counter", "accepted tokens that are not the target's own choice (lossy rules)", "profile"
+)
+RESCUES = Metric("drafthouse_rescues", "counter", "exceptions whose pair the correction memory knew", "profile")
+REGRET = Metric("drafthouse_regret_nats", "counter", "regret of the exceptions, in nats", "profile")
+EXHAUSTED = Metric("drafthouse_budget_exhausted", "counter", "blocks that ended for want of budget alone", "profile")
+FIRST_MISMATCHES = Metric(
+    "drafthouse_first_mismatches", "counter", "blocks by the `regret` at which strict would have ended them", "regret"
+)
+DRIFT = Metric(
+    "drafthouse_calibration_drift",
+    "gauge",
+    "how far the regret of the latest first mismatches is from the profile's calibration: 0 like it, 1 nothing alike",
+)
+
 METRICS = (
     NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, NUM_ACCEPTED_AT, DRAFTS_BY_SOURCE, NUM_RUNNING, NUM_WAITING,
     PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS, FIRST_TOKEN_S, TOKEN_S, REQUEST_S, FIRST_TOKEN_PART_S,
     ACCEPTANCE_RATE, ACCEPTED_LENGTH, DRAFTS_EMPTY, ROUNDS, TARGET_PASSES, TARGET_ROWS, REPLACED_TOKENS, REJECTION_RATE,
     SLIM_PASSES, SLIM_ACCEPTED, REGENERATED, SLIM_SHARE, AUDIT_REGRET, FORWARD_MS, HOP_MS, DRAFT_MS, DEGRADED,
-    SPECULATION_K, CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S,
+    SPECULATION_K, CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S, EXCEPTIONS, RESCUES, REGRET, EXHAUSTED,
+    FIRST_MISMATCHES, DRIFT,
 )  # fmt: skip

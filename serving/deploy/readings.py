@@ -9,10 +9,13 @@ from serving.decode.engine import Health
 from serving.decode.stats import EngineStats
 from serving.decode.timing import RequestTimes
 from serving.deploy import metric_table as m
+from serving.deploy.drift_watch import DriftWatch
 from serving.deploy.hops import Hops
 from serving.deploy.metric_table import Metric
+from serving.memory.drift import EDGES
 
 WINDOW_S = 60.0
+_UP_TO = (*(str(edge) for edge in EDGES), "inf")
 _FINISHED_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
 
 
@@ -56,6 +59,13 @@ TOTALS: Mapping[Metric, Callable[[EngineStats], float]] = {
     m.FAILED: lambda stats: stats.failed,
 }
 
+PROFILE_TOTALS: Mapping[Metric, Callable[[EngineStats], float]] = {
+    m.EXCEPTIONS: lambda stats: stats.exceptions,
+    m.RESCUES: lambda stats: stats.rescues,
+    m.REGRET: lambda stats: stats.regret_spent,
+    m.EXHAUSTED: lambda stats: stats.exhausted,
+}
+
 LEVELS: Mapping[Metric, Callable[[Reading], float]] = {
     m.NUM_RUNNING: lambda now: now.health.num_running,
     m.NUM_WAITING: lambda now: now.health.num_waiting,
@@ -95,10 +105,17 @@ _NOTHING_YET = Reading(float("-inf"), Health(0.0, 0, 0, False), EngineStats(), H
 
 
 class Publisher:
-    """Passes each reading on to the instruments: sums as their growth, shares over the last WINDOW_S."""
+    """Passes each reading on to the instruments: sums as their growth, shares over the last WINDOW_S.
 
-    def __init__(self, instruments: Instruments) -> None:
+    `profile` labels what its rule did; with `calibrated` shares of first mismatches, drift from them is watched.
+    """
+
+    def __init__(
+        self, instruments: Instruments, *, profile: str = "", calibrated: Sequence[float] | None = None
+    ) -> None:
         self._instruments = instruments
+        self._profile = profile
+        self._drift = None if calibrated is None else DriftWatch(calibrated)
         self._window: deque[Reading] = deque([_NOTHING_YET])
 
     def publish(self, now: Reading) -> None:
@@ -112,12 +129,19 @@ class Publisher:
             value = share.of(self._window[0], now)
             if value is not None:
                 self._instruments.set(metric, value)
+        drift = None if self._drift is None else self._drift.look(now.stats.first_mismatches)
+        if drift is not None:
+            self._instruments.set(m.DRIFT, drift)
         for times in now.ended:
             self._observe(times)
 
     def _count(self, before: EngineStats, now: EngineStats) -> None:
         for metric, total in TOTALS.items():
             self._grow(metric, total(now) - total(before))
+        for metric, total in PROFILE_TOTALS.items():
+            self._grow(metric, total(now) - total(before), self._profile)
+        for edge, old, new in zip(_UP_TO, before.first_mismatches, now.first_mismatches, strict=True):
+            self._grow(m.FIRST_MISMATCHES, new - old, edge)
         known = before.accepted_at + [0] * (len(now.accepted_at) - len(before.accepted_at))
         for position, (old, new) in enumerate(zip(known, now.accepted_at, strict=True)):
             self._grow(m.NUM_ACCEPTED_AT, new - old, str(position))

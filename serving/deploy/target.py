@@ -12,6 +12,7 @@ from serving.config import Profile
 from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
 from serving.decode.stats import EngineStats
+from serving.deploy.correction_actor import CorrectionLink
 from serving.deploy.drafter_lease import DrafterLease
 from serving.deploy.flushing import Flusher
 from serving.deploy.hops import Hops
@@ -104,8 +105,16 @@ class TargetReplica:
         self._engine = built.engine()
         self._engine.start()
         self._queue_limit = profile.engine.max_queued
-        publishing = publish_for_ever(Publisher(RayInstruments()), self._read)
-        self._publish_task = asyncio.get_running_loop().create_task(publishing)
+        calibration = getattr(profile.rule, "calibration", None)
+        publisher = Publisher(
+            RayInstruments(), profile=profile.name, calibrated=calibration.shares if calibration else None
+        )
+        publishing = publish_for_ever(publisher, self._read)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(publishing)]
+        if built.rules.online is not None:
+            link = CorrectionLink.of(profile, built.tokenizer, built.rules.online)
+            self._tasks.append(loop.create_task(link.exchange_for_ever()))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one request; see `stream`."""
@@ -143,6 +152,5 @@ class TargetReplica:
             lease = getattr(self, name, None)  # absent where the constructor raised
             if lease is not None:
                 lease.stop()
-        publishing = getattr(self, "_publish_task", None)
-        if publishing is not None:
-            publishing.cancel()
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()

@@ -6,6 +6,7 @@ folder of `predictor.npz` (mean, std and weights) and `predictor.json`, its card
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,21 @@ class YieldPredictor:
 
     def predict(self, rows: Floats) -> Floats:
         """f32[B] of feature rows f32[B, F]: tokens, not yet clamped."""
-        hidden = np.maximum((rows - self.mean) / self.std @ self.w1 + self.b1, 0.0)
-        hidden = np.maximum(hidden @ self.w2 + self.b2, 0.0)
-        predicted: Floats = (hidden @ self.w3 + self.b3)[:, 0]
-        return predicted
+        weights, bias = self._first
+        hidden: Floats = rows @ weights
+        hidden += bias
+        np.maximum(hidden, 0.0, out=hidden)
+        hidden = hidden @ self.w2
+        hidden += self.b2
+        np.maximum(hidden, 0.0, out=hidden)
+        predicted: Floats = hidden @ self.w3 + self.b3
+        return predicted[:, 0]
+
+    @cached_property
+    def _first(self) -> tuple[Floats, Floats]:
+        """The first layer with the normalisation in it."""
+        scaled = self.w1 / self.std[:, None]
+        return scaled, self.b1 - self.mean @ scaled
 
     @classmethod
     def load(cls, name_or_folder: str) -> "YieldPredictor":

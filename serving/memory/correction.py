@@ -49,6 +49,14 @@ class PairCounts:
         table = np.array(sorted(self.seen.items()), dtype="<i8")
         return hashlib.sha256(table.tobytes()).hexdigest()[:16]
 
+    def only(self, pairs: Iterable[int]) -> "PairCounts":
+        """The counts of `pairs`, which must be among them."""
+        some = list(pairs)
+        return PairCounts(
+            {pair: self.seen[pair] for pair in some},
+            {pair: self.rescued[pair] for pair in some if pair in self.rescued},
+        )
+
     def merged(self, delta: "PairCounts", *, max_pairs: int) -> "PairCounts":
         """These counts plus `delta`, grown only; beyond `max_pairs` the pairs seen least are forgotten."""
         seen = Counter(self.seen)

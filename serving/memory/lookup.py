@@ -16,8 +16,11 @@ from serving.compiling import load_library
 from serving.memory.occurrences import EXAMINED, Candidate, PathLimits, best_candidate
 from serving.memory.suffix_global import TenantMemory
 from serving.memory.suffix_local import LocalMemory
+from serving.types import Ids
 
 _SOURCE = Path(__file__).with_name("kernels") / "suffix.cpp"
+
+_ID_BYTES = 4
 
 
 class _NativeLimits(ctypes.Structure):
@@ -47,15 +50,19 @@ class LookupLimits:
         return replace(self, path=replace(self.path, max_draft=max_draft))
 
     @cached_property
-    def lengths(self) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-        """i32[max_depth + 1]: the longest path by match length."""
-        return np.array([self.path.length(m) for m in range(self.max_depth + 1)], dtype=np.int32)
+    def lengths(self) -> list[int]:
+        """The longest path by match length, 0..max_depth."""
+        return [self.path.length(m) for m in range(self.max_depth + 1)]
+
+    @cached_property
+    def _length_array(self) -> Ids:
+        return np.array(self.lengths, dtype=np.int32)
 
     @cached_property
     def native(self) -> _NativeLimits:
         """The same for compiled code; valid as long as this object."""
         return _NativeLimits(
-            self.lengths.ctypes.data,
+            self._length_array.ctypes.data,
             self.max_depth,
             self.max_occurrences,
             EXAMINED * self.max_occurrences,
@@ -109,10 +116,10 @@ class NativeLookup:
         return self._candidate(self._local(request.address, request.length, limits.native, *self._out))
 
     def tenant(self, tenant: TenantMemory, request: LocalMemory, limits: LookupLimits, floor_score: float) -> Candidate:
-        last = request.address + request.length * request.tokens.itemsize
+        last = request.address + request.length * _ID_BYTES
         table = tenant.table
         count = self._tenant(
-            tenant.address, table.address, tenant.num_segments, table.front, last, request.length, limits.native,
+            table.tokens, table.address, tenant.num_segments, table.front, last, request.length, limits.native,
             floor_score, *self._out,
         )  # fmt: skip
         return self._candidate(count)

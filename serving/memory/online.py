@@ -1,65 +1,100 @@
 """The part of CSD's memory that learns while it serves: one set of counts a tenant, grown only."""
 
+import hashlib
+import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from serving.memory.correction import EMPTY_COUNTS, PairCounts
 
 MAX_TENANTS = 256
+TENANT_CHARS = 16
+
+
+def tenant_of(salt: str) -> str:
+    """What a salt is called in memories, files and messages: not itself. Without a salt it is empty."""
+    return hashlib.sha256(salt.encode()).hexdigest()[:TENANT_CHARS] if salt else ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Deltas of this memory by tenant, on their way to others under a number; sent again until acknowledged."""
+
+    number: int
+    deltas: dict[str, PairCounts]
 
 
 class OnlineMemory:
     """Counts by tenant, bounded: the tenant not heard of for longest and the pairs seen least go first.
 
-    Deltas wait until the next look, so that several ended requests cost one merge. What was added here and not yet
-    taken by `take_deltas` is for the other replicas to hear.
+    The engine thread takes snapshots and adds what ended requests have met; another thread may exchange the counts
+    with other memories meanwhile.
     """
 
     def __init__(self, *, max_pairs: int, max_tenants: int = MAX_TENANTS) -> None:
         self._max_pairs = max_pairs
         self._max_tenants = max_tenants
+        self._lock = threading.Lock()
         self._counts: OrderedDict[str, PairCounts] = OrderedDict()
-        self._waiting: dict[str, list[PairCounts]] = {}
-        self._untold: dict[str, list[PairCounts]] = {}
+        self._untold: dict[str, PairCounts] = {}
+        self._told = Told(0, {})
         self._version = 0
 
     @property
     def version(self) -> int:
-        """How many deltas are in the counts: with their source's name, what a snapshot is called."""
+        """How often the counts have grown: what a snapshot is called."""
         return self._version
 
     def snapshot(self, salt: str) -> PairCounts:
         """The tenant's counts as of now; they never change."""
-        for delta in self._waiting.pop(salt, ()):
-            self._merge(salt, delta)
-        if salt in self._counts:
-            self._counts.move_to_end(salt)
-        return self._counts.get(salt, EMPTY_COUNTS)
+        with self._lock:
+            tenant = tenant_of(salt)
+            if tenant in self._counts:
+                self._counts.move_to_end(tenant)
+            return self._counts.get(tenant, EMPTY_COUNTS)
 
     def add(self, salt: str, delta: PairCounts) -> None:
         """What one request of the tenant has met."""
         if len(delta):
-            self._version += 1
-            self._waiting.setdefault(salt, []).append(delta)
-            self._untold.setdefault(salt, []).append(delta)
+            with self._lock:
+                tenant = tenant_of(salt)
+                self._untold[tenant] = self._untold.get(tenant, EMPTY_COUNTS).merged(delta, max_pairs=self._max_pairs)
+                self._put(tenant, self._counts.get(tenant, EMPTY_COUNTS).merged(delta, max_pairs=self._max_pairs))
 
-    def absorb(self, salt: str, delta: PairCounts) -> None:
-        """What requests of the tenant have met elsewhere."""
-        if len(delta):
-            self._version += 1
-            self._waiting.setdefault(salt, []).append(delta)
+    def tell(self) -> Told:
+        """What others have not acknowledged: the same again, or what was added here since."""
+        with self._lock:
+            if not self._told.deltas:
+                self._told = Told(self._told.number + 1, self._untold)
+                self._untold = {}
+            return self._told
 
-    def take_deltas(self) -> dict[str, PairCounts]:
-        """What was added here since the last call, by tenant."""
-        untold, self._untold = self._untold, {}
-        return {salt: self._sum(deltas) for salt, deltas in untold.items()}
+    def acknowledge(self, number: int) -> None:
+        """Others have what was told under `number`."""
+        with self._lock:
+            if number == self._told.number:
+                self._told = Told(number, {})
 
-    def _sum(self, deltas: list[PairCounts]) -> PairCounts:
-        total = EMPTY_COUNTS
-        for delta in deltas:
-            total = total.merged(delta, max_pairs=self._max_pairs)
-        return total
+    def absorb(self, tenant: str, totals: PairCounts) -> None:
+        """Take over totals of all memories, which hold what this one has told and was acknowledged; never shrink."""
+        with self._lock:
+            known = self._counts.get(tenant, EMPTY_COUNTS)
+            own = [self._untold.get(tenant, EMPTY_COUNTS), self._told.deltas.get(tenant, EMPTY_COUNTS)]
+            grown = {
+                pair: max(known.seen.get(pair, 0), total + sum(one.seen.get(pair, 0) for one in own))
+                for pair, total in totals.seen.items()
+            }
+            rescued = {
+                pair: max(known.rescued.get(pair, 0), total + sum(one.rescued.get(pair, 0) for one in own))
+                for pair, total in totals.rescued.items()
+            }
+            if any(known.seen.get(pair) != count for pair, count in grown.items()):
+                whole = PairCounts({**known.seen, **grown}, {**known.rescued, **rescued})
+                self._put(tenant, whole.merged(EMPTY_COUNTS, max_pairs=self._max_pairs))
 
-    def _merge(self, salt: str, delta: PairCounts) -> None:
-        self._counts[salt] = self._counts.get(salt, EMPTY_COUNTS).merged(delta, max_pairs=self._max_pairs)
+    def _put(self, tenant: str, counts: PairCounts) -> None:
+        self._version += 1
+        self._counts[tenant] = counts
+        self._counts.move_to_end(tenant)
         while len(self._counts) > self._max_tenants:
             self._counts.popitem(last=False)

@@ -20,6 +20,7 @@ from serving.memory.suffix_local import LocalMemory
 from serving.types import Ids
 
 MOST_DRAFTED = 256
+_FEW = 64  # tokens that are checked faster by Python than by numpy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,6 +222,10 @@ def _within(highest: int, **values: float) -> None:
 def _checked(tokens: npt.ArrayLike) -> Ids:
     """i32[n] of valid token ids, else ValueError."""
     values = np.asarray(tokens)
+    if values.ndim == 1 and values.size <= _FEW and values.dtype == np.int32:
+        few = values.tolist()
+        if not few or (min(few) >= 0 and max(few) < ID_LIMIT):
+            return values
     if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
         raise ValueError(f"tokens must be a row of integers, got shape {values.shape} of {values.dtype}")
     if values.size and not (values.min() >= 0 and values.max() < ID_LIMIT):
@@ -230,9 +235,9 @@ def _checked(tokens: npt.ArrayLike) -> Ids:
 
 def _match(candidate: Candidate, *, is_local: bool) -> SuffixMatch:
     return SuffixMatch(
-        ids=np.array(candidate.ids, dtype=np.int32),
-        score=candidate.score,
-        match_length=candidate.match_length,
-        probabilities=np.array(candidate.probabilities, dtype=np.float32),
-        is_local=is_local,
+        np.array(candidate.ids, dtype=np.int32),
+        candidate.score,
+        candidate.match_length,
+        np.array(candidate.probabilities, dtype=np.float32),
+        is_local,
     )

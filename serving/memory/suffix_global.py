@@ -41,12 +41,14 @@ _SIMILAR = 4  # a segment is merged with a younger neighbour of at least a quart
 class SegmentTable:
     """Where compiled code finds the segments of a memory: valid until the next insert or evict.
 
-    rows   i64[S, 4]  addresses of keys and offsets, number of keys, start
-    front  positions up to it are forgotten
+    rows    i64[S, 4]  addresses of keys and offsets, number of keys, start; address: of them
+    tokens  address of tokens[0]
+    front   positions up to it are forgotten
     """
 
     rows: npt.NDArray[np.int64]
     address: int
+    tokens: int
     front: int
 
 
@@ -151,17 +153,11 @@ class TenantMemory:
         return self._array[: self._stop]
 
     @property
-    def address(self) -> int:
-        """Of tokens[0], valid until the next insert or evict."""
-        address: int = self._array.ctypes.data
-        return address
-
-    @property
     def table(self) -> SegmentTable:
         if self._table is None:
             rows = [(s.keys.ctypes.data, s.offsets.ctypes.data, s.keys.size, s.start) for s in self._segments]
             array = np.array(rows, dtype=np.int64).reshape(-1, 4)
-            self._table = SegmentTable(array, array.ctypes.data, self._front)
+            self._table = SegmentTable(array, array.ctypes.data, self._array.ctypes.data, self._front)
         return self._table
 
     def insert(self, ids: Ids) -> None:

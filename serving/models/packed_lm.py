@@ -101,7 +101,7 @@ class PackedLM:
     def all_features(self, ids: Ids) -> Tensor:
         """[n, F]: the features of every position of one text, in one pass; for training."""
         row, _ = self._read(ids, first=0)
-        return self._store.features[row.index, : len(ids)]
+        return self._store.features[row.index, : len(ids)].clone()  # the next text takes the same slots
 
     def _read(self, ids: Ids, *, first: int) -> tuple[Row, Tensor]:
         """One pass over a text; returns the row that holds it, free again, and the hidden [n - first, H] from there."""

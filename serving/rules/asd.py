@@ -1,6 +1,7 @@
 """ASD (arXiv 2608.03447): mismatches of small regret are accepted while a request's budget lasts."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -45,7 +46,10 @@ class AsdRule:
         """Nothing: what this rule does depends on the ledger alone."""
 
 
+@lru_cache
 def weights(size: int, q: Weighting, q_cap: int) -> npt.NDArray[np.float64]:
-    """q of each of `size` = K drafted tokens."""
+    """q of each of `size` = K drafted tokens; read only, for it is kept."""
     remaining = np.arange(size, 0, -1, dtype=np.float64)
-    return np.minimum(remaining / max(1, size) if q == "normalised" else remaining, q_cap)
+    found = np.minimum(remaining / max(1, size) if q == "normalised" else remaining, q_cap)
+    found.flags.writeable = False
+    return found

@@ -3,13 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
+from serving.config_rules import AsdRule, Calibration
 from serving.decode.offline import complete
 from serving.deploy import metric_table as m
+from serving.deploy.drift_watch import LEAST_MISMATCHES, DriftWatch
 from serving.deploy.hops import Hops
 from serving.deploy.metric_table import METRICS
 from serving.deploy.readings import WINDOW_S, Publisher
+from serving.memory.drift import NUM_BINS
+from serving.rules.book import RuleBook
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, request
+from tests.decode.test_lossy import NearModel
 from tests.decode.test_timing import DONE
 from tests.deploy.metered import Meters, reading_of
 
@@ -56,7 +62,8 @@ def test_counters_show_the_sums_however_often_they_are_published(publisher, mete
         (m.ROUNDS.name, None): 15,
         (m.TARGET_PASSES.name, None): 15,
         (m.TARGET_ROWS.name, None): stats.target_rows,
-        (m.REPLACED_TOKENS.name, None): 9,  # the last block of each ends by the length
+        (m.FIRST_MISMATCHES.name, "0.02"): 9,
+        (m.REPLACED_TOKENS.name, None): 9,
     }
     assert meters.gauges[m.ACCEPTED_LENGTH.name] == 2.0
     assert meters.gauges[m.ACCEPTANCE_RATE.name] == stats.acceptance_rate
@@ -124,3 +131,40 @@ def test_a_request_that_was_cut_off_says_nothing_of_latency(publisher, meters, r
     publisher.publish(reading_of(scheduler, time_s=0.0, ended=[replace(DONE, reason=reason, first_token_s=None)]))
     assert meters.counts[m.REQUEST_SUCCESS.name, label] == 1
     assert meters.observed == {}
+
+
+def test_what_a_lossy_rule_did_goes_by_its_profile(meters):
+    publisher = Publisher(meters, profile="mine")
+    rules = RuleBook(AsdRule(budget=1.0, gate=1.0))
+    scheduler = make_scheduler(NearModel(arithmetic), oracle(arithmetic, right=1), max_draft=4, rules=rules)
+    run(scheduler, max_tokens=20)
+    for time_s in (0.0, 1.0):
+        publisher.publish(reading_of(scheduler, time_s=time_s))
+    stats = scheduler.stats
+    assert meters.counts[m.EXCEPTIONS.name, "mine"] == stats.exceptions == 4
+    assert meters.counts[m.REGRET.name, "mine"] == 1.0
+    assert meters.counts[m.EXHAUSTED.name, "mine"] == stats.exhausted > 0
+    assert meters.counts[m.FIRST_MISMATCHES.name, "0.5"] == sum(stats.first_mismatches)
+    assert m.RESCUES.name not in {name for name, _ in meters.counts}
+    assert m.DRIFT.name not in meters.gauges
+
+
+def test_drift_is_told_once_there_is_enough_and_forgets_what_is_long_ago():
+    expected = [0.0] * NUM_BINS
+    expected[0] = 1.0
+    watch, totals, found = DriftWatch(expected), [0] * NUM_BINS, []
+    for number in range(20):
+        totals[0 if number < 10 else 3] += LEAST_MISMATCHES // 4
+        found.append(watch.look(totals))
+    assert found[:3] == [None] * 3
+    assert found[3:10] == [0.0] * 7
+    assert found[10:13] == [0.25, 0.5, 0.75]
+    assert found[13:] == [1.0] * 7
+
+
+def test_a_calibration_has_a_share_for_each_bin():
+    flat = (1 / NUM_BINS,) * NUM_BINS
+    assert Calibration(num_mismatches=9, shares=flat).shares == flat
+    for wrong in (flat[1:], (*flat, 0.0)):
+        with pytest.raises(ValidationError, match=f"{NUM_BINS} items"):
+            Calibration(num_mismatches=9, shares=wrong)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from serving.build import Built
-from serving.config import ModelDrafter, NoDrafter, SuffixDrafter
+from serving.config import Eagle3Drafter, ModelDrafter, NoDrafter, SuffixDrafter
 from serving.decode.offline import complete
 from serving.types import GenerationRequest, Limits, Sampling
 
@@ -35,6 +35,15 @@ def test_case_08_greedy_ids_with_a_draft_model(
     assert outputs(make(ModelDrafter(max_draft=k), batch=batch), requests) == expected
 
 
+@pytest.mark.parametrize(("k", "batch"), [(1, 8), (4, 1), (8, 8)])
+def test_case_08_greedy_ids_with_an_eagle3_head(
+    make: Make, requests: list[GenerationRequest], expected: Expected, k: int, batch: int
+) -> None:
+    built = make(Eagle3Drafter(max_draft=k), batch=batch)
+    assert outputs(built, requests) == expected
+    assert built.scheduler.stats.accepted > 0
+
+
 SAMPLED = (
     Sampling(1.0, seed=1),
     Sampling(0.7, seed=2, top_p=0.9),
@@ -50,7 +59,7 @@ def test_case_16_seeded_samples_are_plain_decoding_s_with_any_drafter_draft_leng
     sampled = [replace(request, sampling=SAMPLED[i % len(SAMPLED)]) for i, request in enumerate(requests)]
     plain = outputs(make(NoDrafter(), batch=8), sampled)
     assert len({tuple(ids) for ids in plain.values()}) == len(plain)
-    for drafter, batch in ((SuffixDrafter(max_draft=8), 1), (ModelDrafter(max_draft=4), 3)):
+    for drafter, batch in ((SuffixDrafter(max_draft=8), 1), (ModelDrafter(max_draft=4), 3), (Eagle3Drafter(), 8)):
         assert outputs(make(drafter, batch=batch), sampled) == plain
 
 

@@ -35,7 +35,7 @@ def test_lines_come_in_order_with_everything_in_them(prompts: Path, tmp_path: Pa
     found = records(out)
     assert [record["id"] for record in found] == ["p0", "p1", "p2", "p3"]
     for record in found:
-        assert set(record) == {"id", "prompt_ids", "output_ids", "text", "finish_reason", "receipt"}
+        assert set(record) == {"id", "prompt_ids", "output_ids", "text", "finish_reason", "receipt", "exceptions"}
         assert isinstance(record["output_ids"], list)
         assert 0 < len(record["output_ids"]) <= 6
 

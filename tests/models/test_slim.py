@@ -149,6 +149,11 @@ def test_rows_seeded_from_the_full_model_are_its_own_at_the_kept_layers() -> Non
         assert not torch.equal(slim.store.keys[1][0, :, 30:40], full.store.keys[KEPT[1]][0, :, 30:40])
 
 
+def test_the_shipped_mask_is_for_the_embedded_model_and_keeps_its_ends() -> None:
+    mask = read_mask("smollm2-135m-via", model="smollm2-135m-instruct", num_layers=30)
+    assert (mask.kept[0], mask.kept[-1]) == (0, 29)
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

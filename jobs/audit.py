@@ -1,0 +1,131 @@
+"""What a profile gains and what it costs: plain, strict and the profile on the same prompts, to their natural end.
+
+Speed is measured group by group, arms in turn and every second group backwards. Quality is what the target itself says
+of each output in a fresh pass (log likelihood), how often and where outputs part from strict's, their length, and task
+scores for prompts with a `reference` that ends in a number, or, where --run-code allows it, `test` and `entry_point`.
+Each receipt is checked in the same pass: every token the target's own, or a recorded exception with its regret.
+Intervals are 95 % bootstrap intervals over prompts, those of speed over groups. Drafts are not guarded: K is the
+profile's. Killed, it goes on where it was. A report in Markdown and a plot go beside the JSON.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from jobs.audit_report import markdown, plot
+from jobs.audited import AuditRuns
+from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
+from jobs.provenance import Provenance
+from jobs.reports import check_writable, write_json
+from serving.config import Profile
+from serving.errors import ConfigError
+from serving.models.loading import LoadOptions, load_packed_lm
+from serving.models.tokenizer import ChatTokenizer
+from serving.types import as_ids
+from tuning.audit import Judged, Judgements, arm_numbers, paired_numbers
+from tuning.audit_records import PLAIN, STRICT, Answer, Group
+from tuning.checkers import checker_of
+from tuning.prompts import Prompt
+from tuning.scoring import discrepancies, score_output
+
+SUMMARY = "what a lossy profile gains and costs against strict, with every receipt checked"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of this job."""
+    p = argparse.ArgumentParser(
+        prog="python -m jobs audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--profile", required=True, metavar="NAME|FILE")
+    p.add_argument("--json", type=Path, required=True, metavar="OUT.json")
+    p.add_argument("--run-code", action="store_true", help="run generated code against HumanEval's tests")
+    add_prompt_options(p)
+    add_profile_options(p)
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 1 if a fresh pass contradicts any receipt."""
+    args = parser().parse_args(argv)
+    check_writable(args.json)
+    profile, prompts = profile_from(args, args.profile), prompts_from(args)
+    if profile.name in (PLAIN, STRICT):
+        raise ConfigError(f"--profile: {profile.name!r} is what others are compared with; give another one")
+    runs = AuditRuns(profile, prompts, args.max_tokens, args.json.with_suffix(".answers.jsonl"))
+    groups = []
+    with tqdm(total=len(prompts), desc="answers", unit="prompt", file=sys.stderr, dynamic_ncols=True) as bar:
+        for group in runs.groups():
+            groups.append(group)
+            bar.update(len(group.runs[PLAIN].answers))
+    judged = _judge(profile, groups, {prompt.id: prompt for prompt in prompts}, runs_code=args.run_code)
+    report = _report(profile, runs, groups, judged, Provenance.of("audit", argv), runs_code=args.run_code)
+    write_json(args.json, report)
+    text = markdown(report)
+    args.json.with_suffix(".md").write_text(text, encoding="utf-8")
+    plot(report, args.json.with_suffix(".png"))
+    print(text)
+    return 1 if any(arm["unconfirmed_answers"] for arm in report["arms"].values()) else 0
+
+
+def _judge(profile: Profile, groups: Sequence[Group], prompts: dict[str, Prompt], *, runs_code: bool) -> Judgements:
+    """Every answer under a target of its own, loaded anew."""
+    answers = [(arm, answer) for group in groups for arm, run in group.runs.items() for answer in run.answers]
+    model = load_packed_lm(
+        profile.target.model,
+        LoadOptions(
+            role="target",
+            dtype=profile.target.dtype,
+            num_rows=1,
+            max_length=profile.engine.max_length,
+            prefill_chunk=profile.engine.max_length,
+            vocab_size=ChatTokenizer.load(profile.target.model).vocab_size,
+        ),
+    )
+    judged = {}
+    for arm, answer in tqdm(answers, desc="fresh passes", unit="answer", file=sys.stderr, dynamic_ncols=True):
+        scored = score_output(model, as_ids(answer.prompt_ids), as_ids(answer.output_ids))
+        prompt = prompts[answer.prompt_id]
+        judged[arm, answer.prompt_id] = Judged(
+            scored.log_likelihood,
+            tuple(discrepancies(scored.table, answer.exceptions)),
+            _solved(prompt, answer, runs_code=runs_code),
+        )
+    return judged
+
+
+def _solved(prompt: Prompt, answer: Answer, *, runs_code: bool) -> bool | None:
+    checker = checker_of(prompt, runs_code=runs_code)
+    return None if checker is None else checker(prompt, answer.text)
+
+
+def _report(
+    profile: Profile,
+    runs: AuditRuns,
+    groups: Sequence[Group],
+    judged: Judgements,
+    provenance: Provenance,
+    *,
+    runs_code: bool,
+) -> dict[str, Any]:
+    tasks = {p.id: p.task for p in runs.prompts if checker_of(p, runs_code=runs_code) is not None}
+    calibration = getattr(profile.rule, "calibration", None)
+    paired = paired_numbers(profile.name, groups, judged, tasks=tasks, calibration=calibration)
+    return {
+        "profile": profile.name,
+        "profile_hash": profile.hash,
+        "rule": profile.rule.model_dump(mode="json", exclude={"calibration"}),
+        "drafter": profile.drafter.model_dump(mode="json"),
+        "target": profile.target.model_dump(mode="json"),
+        "prompts": len(runs.prompts),
+        "max_tokens": runs.max_tokens,
+        "batch": runs.batch,
+        "provenance": asdict(provenance),
+        "arms": {arm: asdict(arm_numbers(arm, groups, judged)) for arm in runs.arms},
+        "paired": asdict(paired),
+        "problems": {f"{arm} {name}": list(one.problems) for (arm, name), one in judged.items() if one.problems},
+    }

@@ -1,0 +1,81 @@
+"""An audit as Markdown and as a plot."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.plotting import interval_chart
+
+_ARM_ROWS = {
+    "tokens/s": "tokens_per_s",
+    "accepted length": "accepted_length",
+    "tokens per target pass": "tokens_per_target_pass",
+    "target passes per token": "target_passes_per_token",
+    "drafted per token": "drafted_per_token",
+    "cycles per 1k tokens": "cycles_per_1k_tokens",
+    "exceptions per request": "exceptions_per_request",
+    "rescues per request": "rescues_per_request",
+    "regret per request, nats": "regret_per_request",
+    "regret spent / budget": "regret_share_of_budget",
+    "requests that exhausted it": "exhausted_requests",
+    "at output token (median)": "exhausted_at_median",
+    "log likelihood per token": "log_likelihood_per_token",
+    "tokens": "tokens",
+    "answers that a fresh pass contradicts": "unconfirmed_answers",
+}
+_PAIRED_ROWS = {
+    "speed / strict": "speed_ratio_to_strict",
+    "speed / plain": "speed_ratio_to_plain",
+    "strict's speed / plain": "strict_speed_ratio_to_plain",
+    "outputs identical to strict's": "identical_to_strict",
+    "first token that differs (median)": "first_divergence_median",
+    "log likelihood per token - strict's": "log_likelihood_difference",
+    "length / strict's": "length_ratio",
+    "drift from calibration": "drift_from_calibration",
+}
+_RATIOS = ("speed / strict", "speed / plain", "strict's speed / plain", "length / strict's")
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Tables: the arms side by side, then the paired comparison, each with its interval."""
+    arms, paired = report["arms"], report["paired"]
+    rows = [[label, *(_cell(arm[key]) for arm in arms.values())] for label, key in _ARM_ROWS.items()]
+    lines = [
+        f"# Audit of {report['profile']} ({report['profile_hash']})",
+        "",
+        f"{report['prompts']} prompts, at most {report['max_tokens']} tokens, {report['batch']} at once; target "
+        f"{report['target']['model']} ({report['target']['dtype']}), drafter {report['drafter']['kind']}. "
+        f"{report['provenance']['date']}, {report['provenance']['processor']}: `{report['provenance']['command']}`",
+        "",
+        *_table(["", *arms], rows),
+        "",
+        *_table(
+            [f"{report['profile']} against strict", "with its 95 % interval"],
+            [[label, _cell(paired[key])] for label, key in _PAIRED_ROWS.items()],
+        ),
+    ]
+    for task, score in paired["task_scores"].items():
+        told = {name: _cell(value) for name, value in score.items()}
+        lines += ["", f"{task}: {told}" if "profile" in score else f"{task}: strict solves {told['strict']}, no signal"]
+    return "\n".join(lines) + "\n"
+
+
+def plot(report: Mapping[str, Any], path: Path) -> None:
+    """The ratios of the paired comparison with their intervals, around 1."""
+    rows = {label: report["paired"][_PAIRED_ROWS[label]] for label in _RATIOS}
+    known = {label: (row["value"], row["low"], row["high"]) for label, row in rows.items() if row is not None}
+    interval_chart(known, path, reference=1.0)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [_row(head), _row(["---"] * len(head)), *(_row(row) for row in rows)]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,131 @@
+"""The runs of an audit: every arm answers each group of prompts, and what was answered is kept a line a group."""
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serving.build import Built, build
+from serving.config import Profile
+from serving.decode.offline import Completion, complete
+from serving.errors import ConfigError
+from serving.types import GenerationRequest, Limits, Tightening
+from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
+from tuning.prompts import Prompt
+
+
+@dataclass
+class AuditRuns:
+    """One engine for all arms: plain and strict are requests that tighten the profile. Drafts are not guarded.
+
+    Memories and prefixes are salted by arm, so no arm answers from what another one left behind.
+    """
+
+    profile: Profile
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    path: Path
+    _built: Built | None = field(default=None, repr=False)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return (PLAIN, STRICT, self.profile.name)
+
+    @property
+    def batch(self) -> int:
+        return self.profile.engine.max_sessions
+
+    @property
+    def key(self) -> str:
+        """What a line depends on besides its place."""
+        ids = "\0".join(f"{prompt.id}\0{prompt.text}" for prompt in self.prompts)
+        parts = (self.profile.hash, str(self.max_tokens), ids)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def groups(self) -> Iterator[Group]:
+        """Group by group, first what an earlier run has left. Every second group takes the arms backwards."""
+        known = self._known()
+        yield from known
+        with self.path.open("a", encoding="utf-8") as out:
+            for number in range(len(known), -(-len(self.prompts) // self.batch)):
+                prompts = self.prompts[number * self.batch : (number + 1) * self.batch]
+                order = self.arms if number % 2 == 0 else self.arms[::-1]
+                group = Group(key=self.key, number=number, runs={arm: self._run(arm, number, prompts) for arm in order})
+                out.write(group.model_dump_json() + "\n")
+                out.flush()
+                yield group
+
+    @property
+    def engine(self) -> Built:
+        """Built on first use: a finished audit is evaluated again without it."""
+        if self._built is None:
+            engine = self.profile.engine.model_copy(update={"guard": False})
+            self._built = build(self.profile.model_copy(update={"engine": engine}))
+            for arm in self.arms:  # nobody pays for the first passes
+                list(complete(self._built.scheduler, self._requests(arm, "warm-up", self.prompts[:1], max_tokens=8)))
+        return self._built
+
+    def _known(self) -> list[Group]:
+        """What is on file; a half-written last line is dropped, other settings are refused."""
+        if not self.path.is_file():
+            return []
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if len(whole) < len(lines):
+            self.path.write_bytes(b"".join(whole))
+        groups = [Group.model_validate_json(line) for line in whole]
+        if any(group.key != self.key for group in groups):
+            raise ConfigError(f"--json: {self.path} is of an audit with other settings; delete it, or write elsewhere")
+        return groups
+
+    def _run(self, arm: str, number: int, prompts: Sequence[Prompt]) -> ArmRun:
+        scheduler = self.engine.scheduler
+        requests = self._requests(arm, str(number), prompts, max_tokens=self.max_tokens)
+        before, started_s = scheduler.stats.copy(), time.perf_counter()
+        done = {one.request_id: one for one in complete(scheduler, requests)}
+        seconds, after = time.perf_counter() - started_s, scheduler.stats
+        pairs = zip(prompts, requests, strict=True)
+        return ArmRun(
+            seconds=seconds,
+            answers=tuple(_answer(prompt, request, done[request.request_id]) for prompt, request in pairs),
+            num_drafts=after.num_drafts - before.num_drafts,
+            accepted_at=_grown(before.accepted_at, after.accepted_at),
+            first_mismatches=_grown(before.first_mismatches, after.first_mismatches),
+        )
+
+    def _requests(self, arm: str, group: str, prompts: Sequence[Prompt], *, max_tokens: int) -> list[GenerationRequest]:
+        tokenizer = self.engine.tokenizer
+        requests = []
+        for prompt in prompts:
+            ids = tokenizer.render_chat([{"role": "user", "content": prompt.text}])
+            request = GenerationRequest(
+                f"{arm}-{group}-{prompt.id}",
+                ids,
+                Limits(max_tokens, tokenizer.stop_ids),
+                max_draft=0 if arm == PLAIN else None,
+                salt=arm,
+                tightening=Tightening(is_strict=arm in (PLAIN, STRICT)),
+                wants_tiers=True,
+            )
+            self.engine.limits.check(request)
+            requests.append(request)
+        return requests
+
+
+def _answer(prompt: Prompt, request: GenerationRequest, done: Completion) -> Answer:
+    return Answer(
+        prompt_id=prompt.id,
+        prompt_ids=tuple(request.prompt_ids.tolist()),
+        output_ids=tuple(done.output_ids),
+        text=done.text,
+        receipt=done.receipt,
+        exceptions=tuple(done.exceptions),
+        tiers=dict(Counter(done.tiers)),
+    )
+
+
+def _grown(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    known = [*before, *[0] * (len(after) - len(before))]
+    return tuple(new - old for old, new in zip(known, after, strict=True))

@@ -1,0 +1,82 @@
+"""Strict runs over prompts, with what was rejected kept a line a prompt, so that a killed run goes on."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.build import build
+from serving.config import Profile
+from serving.config_rules import StrictRule
+from serving.decode.offline import complete
+from serving.errors import ConfigError, RequestError
+from serving.types import GenerationRequest, Limits
+from tuning.mismatches import Mismatch, RecordingBook
+from tuning.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Which profile is run, how long its answers may be, and where what was found is kept."""
+
+    profile: Profile
+    max_tokens: int
+    path: Path
+
+    @property
+    def strict(self) -> Profile:
+        """The same target and drafter, every token the target's own, K as the profile says."""
+        engine = self.profile.engine.model_copy(update={"guard": False})
+        return self.profile.model_copy(update={"rule": StrictRule(), "engine": engine})
+
+    @property
+    def key(self) -> str:
+        """What the lines of `path` depend on besides their prompts."""
+        return hashlib.sha256(f"{self.strict.model_dump_json()}\0{self.max_tokens}".encode()).hexdigest()[:16]
+
+
+def record_mismatches(recording: Recording, prompts: Sequence[Prompt]) -> Iterator[list[Mismatch]]:
+    """One list a prompt, first those that an earlier run has found. A prompt that does not fit has none."""
+    known = _read(recording)
+    left = [prompt for prompt in prompts if prompt.id not in known]
+    for prompt in prompts:
+        if prompt.id in known:
+            yield known[prompt.id]
+    if not left:
+        return
+    book = RecordingBook()
+    built = build(recording.strict, rules=book)
+    requests = []
+    with recording.path.open("a", encoding="utf-8") as out:
+        for prompt in left:
+            ids = built.tokenizer.render_chat([{"role": "user", "content": prompt.text}])
+            request = GenerationRequest(prompt.id, ids, Limits(recording.max_tokens, built.tokenizer.stop_ids))
+            try:
+                built.limits.check(request)
+            except RequestError:  # too long for this profile: nothing to learn from it
+                yield []
+                continue
+            requests.append(request)
+        for done in complete(built.scheduler, requests):
+            found = book.found.pop(done.request_id)
+            out.write(json.dumps({"key": recording.key, "id": done.request_id, "found": found}) + "\n")
+            out.flush()
+            yield found
+
+
+def _read(recording: Recording) -> dict[str, list[Mismatch]]:
+    """What is on file; a half-written last line is dropped, other settings are refused."""
+    if not recording.path.is_file():
+        return {}
+    known = {}
+    lines = recording.path.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if len(whole) < len(lines):
+        recording.path.write_bytes(b"".join(whole))
+    for line in whole:
+        record = json.loads(line)
+        if record["key"] != recording.key:
+            raise ConfigError(f"--out: {recording.path} was made with another profile or --max-tokens; delete it first")
+        known[str(record["id"])] = [Mismatch(*found) for found in record["found"]]
+    return known

@@ -1,0 +1,83 @@
+"""Calibrate and audit end to end on the embedded model: files, resumption, one-line errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.__main__ import main
+from serving.config import load_profile
+from serving.config_rules import CsdRule
+
+QUESTIONS = ["Name a colour.", "What is 2 + 2?", "Say hello in three languages.", "Count to five."]
+FLAGS = ("--max-tokens", "24", "--batch", "2", "--max-length", "256")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    records = [{"id": f"p{i}", "task": "sum", "turns": [text], "reference": "4"} for i, text in enumerate(QUESTIONS)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.slow
+def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.yaml"
+    assert main(["calibrate", "csd", "--prompts", str(prompts), "--out", str(out), *FLAGS]) == 0
+    told = json.loads(capsys.readouterr().out)
+    profile = load_profile(str(out))
+    assert (profile.name, profile.allow_uncertified) == ("mine", False)
+    assert isinstance(profile.rule, CsdRule)
+    assert profile.rule.table == str(out.with_suffix(".parquet"))
+    assert profile.rule.calibration is not None
+    assert told["pairs"] > 0
+
+    record = out.with_suffix(".mismatches.jsonl")
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(lines[:2]) + lines[2][:20])  # killed while it wrote the third line
+    assert main(["calibrate", "csd", "--prompts", str(prompts), "--out", str(out), *FLAGS]) == 0
+    assert json.loads(capsys.readouterr().out) == told
+    assert load_profile(str(out)).rule.table_hash == profile.rule.table_hash  # type: ignore[union-attr]
+
+    report_path = tmp_path / "audit.json"
+    audit = ["audit", "--profile", str(out), "--prompts", str(prompts), "--json", str(report_path), *FLAGS[:2]]
+    assert main(audit) == 0
+    report = json.loads(report_path.read_text())
+    assert set(report["arms"]) == {"plain", "strict", "mine"}
+    assert report["problems"] == {}
+    assert report["arms"]["strict"]["exceptions_per_request"] == 0
+    assert report["arms"]["plain"]["target_passes_per_token"] == 1.0
+    assert "speed / strict" in report_path.with_suffix(".md").read_text()
+    assert report_path.with_suffix(".png").stat().st_size > 1000
+    assert main(audit) == 0  # from what is on file
+    assert json.loads(report_path.read_text())["arms"] == report["arms"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["calibrate", "asd", "--profile", "plain"], "--profile: 'plain' drafts nothing"),
+        (["calibrate", "csd", "--max-pairs", "0"], "--max-pairs: must be at least 1"),
+        (["audit", "--profile", "strict"], "--profile: 'strict' is what others are compared with"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    out = ["--json", str(tmp_path / "a.json")] if argv[0] == "audit" else ["--out", str(tmp_path / "a.yaml")]
+    assert main([*argv, "--prompts", str(prompts), *out]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_answers_of_another_audit_are_not_mixed_in(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = tmp_path / "a.answers.jsonl"
+    beside.write_text('{"key": "other", "number": 0, "runs": {}}\n')
+    assert main(["audit", "--profile", "asd", "--prompts", str(prompts), "--json", str(tmp_path / "a.json")]) == 2
+    assert "is of an audit with other settings" in capsys.readouterr().err

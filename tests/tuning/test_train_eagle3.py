@@ -1,0 +1,120 @@
+"""Training on a toy, end to end: the head drafts what its target goes on to say, and a killed training resumes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serving.drafters.model import ModelDrafter
+from serving.models.eagle3 import Eagle3Config, Eagle3Head
+from serving.models.eagle3_checkpoint import is_eagle3
+from serving.models.eagle3_lm import load_eagle3_lm
+from serving.models.hf_decoder import HFDecoder
+from serving.models.kv_store import KVStore
+from serving.models.loading import LoadOptions
+from serving.models.packed_lm import HeadOptions, PackedLM
+from serving.protocols import DraftRequest, ScoreRequest
+from serving.types import Ids
+from tests.models.test_packed_lm import random_ids
+from tests.models.tiny import VOCAB, tiny_model
+from tuning.selfgen import Dialogue
+from tuning.train_drafter import draft_vocabulary
+from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
+from tuning.train_features import read_features
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_LAYERS, CAPACITY, PROMPT, ANSWER = 8, 64, 6, 24
+LAYERS = Eagle3Config(tiny_model("llama").config, 0, 0).layers_of(NUM_LAYERS)
+RECIPE = Eagle3Recipe(
+    vocab_size=120, epochs=120, learning_rate=6e-3, tokens_per_batch=256, max_length=CAPACITY, steps_per_checkpoint=5,
+    shards=2,
+)  # fmt: skip
+
+
+def network() -> torch.nn.Module:
+    made: torch.nn.Module = tiny_model("llama", num_hidden_layers=NUM_LAYERS)
+    return made
+
+
+def target(*, feature_layers: tuple[int, ...]) -> PackedLM:
+    decoder = HFDecoder(network())
+    store = KVStore(decoder.shapes, 2, CAPACITY, torch.float32, feature_layers=feature_layers, hidden=64)
+    return PackedLM(decoder, store, head=HeadOptions(VOCAB), prefill_chunk=64)
+
+
+def own_text(model: PackedLM, number: int) -> Dialogue:
+    """A random prompt and what the target says to it."""
+    ids: Ids = random_ids(PROMPT, number)
+    model.open("text", ids)
+    for _ in range(ANSWER):
+        (table,) = model.score([ScoreRequest("text", ids)])
+        assert table is not None
+        ids = np.append(ids, table.next_ids).astype(np.int32)
+    model.close("text")
+    return Dialogue(ids[:PROMPT], ids[PROMPT:])
+
+
+@pytest.fixture(scope="module")
+def dialogues() -> list[Dialogue]:
+    model = target(feature_layers=())
+    return [own_text(model, number) for number in range(8)]
+
+
+def run(
+    dialogues: list[Dialogue], work: Path, *, stop_at: int | None = None, recipe: Eagle3Recipe = RECIPE
+) -> tuple[Eagle3Head, list[Eagle3Progress]]:
+    data = read_features(
+        target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues, work / "features", on_dialogues=lambda _: None
+    )
+    target_ids = draft_vocabulary(dialogues, size=recipe.vocab_size, target_size=VOCAB)
+    torch.manual_seed(0)
+    head, seen = new_head(network(), target_ids), []
+
+    def on_step(progress: Eagle3Progress) -> None:
+        seen.append(progress)
+        if progress.step == stop_at:
+            raise KeyboardInterrupt
+
+    train(head, TargetHead(network(), target_ids), recipe, data, checkpoint=work / "checkpoint.pt", on_step=on_step)
+    return head, seen
+
+
+def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue], tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path / "base")
+    head, seen = run(dialogues, tmp_path)
+    assert seen[-1].loss < 0.5 * seen[0].loss
+    export(head, tmp_path / "out", base=str(tmp_path / "base"), recipe=RECIPE, card={"note": "toy"})
+    assert is_eagle3(str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "eagle3.json").read_text())["recipe"]["steps_ahead"] == 3
+    model = target(feature_layers=LAYERS)
+    options = LoadOptions(
+        role="drafter", dtype="float32", num_rows=2, max_length=CAPACITY, prefill_chunk=64, vocab_size=VOCAB
+    )
+    lm = load_eagle3_lm(str(tmp_path / "out"), target=str(tmp_path / "base"), features=model, options=options)
+    drafter = ModelDrafter(lm, max_length=CAPACITY, source="eagle3")
+    accepted = []
+    for number, dialogue in enumerate(dialogues):
+        name, ids = str(number), dialogue.ids
+        model.open(name, ids[:0])
+        for length in range(PROMPT + 1, len(ids) - 4, 3):
+            model.score([ScoreRequest(name, ids[: length - 1])])
+            (draft,) = drafter.start([DraftRequest(name, ids[:length], PROMPT, 4)]).result()
+            agrees = draft.ids == ids[length : length + 4]
+            accepted.append(int(np.cumprod(agrees).sum()))
+        model.close(name)
+        drafter.close(name, None)
+    assert np.mean(accepted) > 1.5
+
+
+def test_a_killed_training_resumes_to_the_same_end(dialogues: list[Dialogue], tmp_path: Path) -> None:
+    recipe = Eagle3Recipe(**{**RECIPE.__dict__, "epochs": 12})
+    whole, _ = run(dialogues, tmp_path / "whole", recipe=recipe)
+    with pytest.raises(KeyboardInterrupt):
+        run(dialogues, tmp_path / "cut", stop_at=8, recipe=recipe)
+    resumed, seen = run(dialogues, tmp_path / "cut", recipe=recipe)
+    assert seen[0].step == 6
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,46 @@
+"""Intervals by resampling prompts: what a mean or a ratio of sums could have been with other prompts of the kind."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float64]
+
+NUM_RESAMPLES = 2000
+_COVERAGE = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95 % percentile interval over prompts."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def mean(values: Sequence[float], *, seed: int = 0) -> Interval | None:
+    """Of one value a prompt; None without any."""
+    return _interval([np.asarray(values, dtype=np.float64)], lambda sums: sums[0], seed=seed) if len(values) else None
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0) -> Interval | None:
+    """Sum over sum, prompts resampled in pairs; None where there is nothing to divide by."""
+    if not len(denominators) or sum(denominators) <= 0.0:
+        return None
+    columns = [np.asarray(column, dtype=np.float64) for column in (numerators, denominators)]
+    return _interval(columns, lambda means: means[0] / np.maximum(means[1], 1e-12), seed=seed)
+
+
+def _interval(columns: list[Values], statistic: Callable[[list[Values]], Values], *, seed: int) -> Interval:
+    size = len(columns[0])
+    picks = np.random.default_rng(seed).integers(size, size=(NUM_RESAMPLES, size))
+    resampled = statistic([column[picks].mean(axis=1) for column in columns])
+    (value,) = statistic([column.mean(keepdims=True) for column in columns])
+    low, high = np.percentile(resampled, _COVERAGE)
+    return Interval(round(float(value), 6), round(float(low), 6), round(float(high), 6))

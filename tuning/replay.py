@@ -1,0 +1,197 @@
+"""What the cache would have yielded at every position of recorded generations. No model runs.
+
+At position t the cache holds the prompt, the output up to t, and EARLIER generations; the yield is the common prefix
+of its draft and the true continuation. Greedy text is the same whatever drafts, so this is exact.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.drafters.token_kinds import TokenKinds
+from serving.drafters.yield_features import FEATURES, History, Position, features
+from serving.memory.suffix import SuffixCache
+from serving.types import Floats, Ids
+from tuning.selfgen import Dialogue
+
+# Rounds between two generations' positions are played by thresholds on the score, so that histories vary.
+_THRESHOLDS = (0.0, 2.0, 4.0, 8.0)
+MODEL_YIELD = 1  # accepted tokens of a model's draft, as far as history goes
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One generation of T output positions. Where the cache finds nothing `lengths` is 0 and the features are zero.
+
+    features f32[T, F]; yields, lengths i32[T], 0 <= yields <= lengths; scores f32[T].
+    """
+
+    features: Floats
+    yields: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+    scores: Floats
+
+    def __len__(self) -> int:
+        return len(self.yields)
+
+
+def replay(
+    dialogues: Sequence[Dialogue], new_cache: Callable[[], SuffixCache], kinds: TokenKinds, *, requests_a_cache: int
+) -> Iterator[Replayed]:
+    """One a dialogue, in order; after so many requests the cache starts empty, as it does with every tenant."""
+    cache = new_cache()
+    for number, dialogue in enumerate(dialogues):
+        if number and number % requests_a_cache == 0:
+            cache = new_cache()
+        yield _replay_one(dialogue, cache, kinds, threshold=_THRESHOLDS[number % len(_THRESHOLDS)])
+
+
+def common_prefix(draft: Ids, truth: Ids) -> int:
+    """How many of the draft's first tokens are right."""
+    size = min(len(draft), len(truth))
+    differs = np.flatnonzero(draft[:size] != truth[:size])
+    return int(differs[0]) if len(differs) else size
+
+
+def _replay_one(dialogue: Dialogue, cache: SuffixCache, kinds: TokenKinds, *, threshold: float) -> Replayed:
+    prompt_len, output = len(dialogue.prompt_ids), dialogue.output_ids
+    size = len(output)
+    found = Replayed(
+        np.zeros((size, len(FEATURES)), dtype=np.float32),
+        np.zeros(size, dtype=np.int32),
+        np.zeros(size, dtype=np.int32),
+        np.zeros(size, dtype=np.float32),
+    )
+    rounds = _Rounds(threshold)
+    cache.open("replay", dialogue.prompt_ids)
+    for t in range(size):
+        match = cache.speculate("replay")
+        rounds.settle(t)
+        if not match.empty:
+            found.lengths[t], found.scores[t] = len(match), match.score
+            found.yields[t] = common_prefix(match.ids, output[t:])
+            found.features[t] = features(match, Position(prompt_len, t), rounds.history, kinds)
+        rounds.start(t, score=match.score, num_accepted=int(found.yields[t]), is_empty=match.empty)
+        cache.append("replay", output[t : t + 1])
+    cache.close("replay", response_start=prompt_len)
+    return found
+
+
+class _Rounds:
+    """A history as decoding would have made it: of rounds that are over, never of the one under way."""
+
+    def __init__(self, threshold: float) -> None:
+        self.history = History()
+        self._threshold = threshold
+        self._end = 0
+        self._outcome: tuple[int, bool] | None = None
+
+    def settle(self, t: int) -> None:
+        """The round that ends at t, if one does, becomes history."""
+        if t == self._end and self._outcome is not None:
+            num_accepted, is_cache = self._outcome
+            self.history.add(num_accepted, is_cache=is_cache)
+
+    def start(self, t: int, *, score: float, num_accepted: int, is_empty: bool) -> None:
+        if t != self._end:
+            return
+        is_cache = not is_empty and score > self._threshold
+        accepted = num_accepted if is_cache else MODEL_YIELD
+        self._outcome = accepted, is_cache
+        self._end = t + accepted + 1
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In passes of plain decoding: a drafted token's row, and a draft of the model with `model_draft` tokens."""
+
+    row: float = 0.06
+    model: float = 0.5
+    model_draft: int = 4
+
+    def of(self, num_drafted: int, *, is_model: bool) -> float:
+        """One round."""
+        return 1.0 + self.row * num_drafted + self.model * is_model
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an arm needed for `tokens` tokens: rounds, accepted tokens, cache drafts, cost in plain passes."""
+
+    tokens: int
+    rounds: int
+    accepted: int
+    cache_drafts: int
+    cost: float
+
+    @property
+    def row(self) -> dict[str, float]:
+        return {
+            "cycles_per_1k": round(1000 * self.rounds / self.tokens, 1),
+            "accepted_length": round(self.accepted / self.rounds, 3),
+            "cache_share": round(self.cache_drafts / self.rounds, 3),
+            "speed_vs_plain": round(self.tokens / self.cost, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Played:
+    """A replayed generation with what the predictor says (f32[T]) and what the model's drafts yield (i32[T])."""
+
+    replayed: Replayed
+    predicted: Floats
+    model_yields: npt.NDArray[np.int32]
+
+
+Arm = Callable[[Played, int], bool]  # (generation, position at which the cache has a draft) -> whether it is taken
+
+
+def cache_only(played: Played, t: int) -> bool:
+    return True
+
+
+def model_only(played: Played, t: int) -> bool:
+    return False
+
+
+def rule(least_score: float) -> Arm:
+    """The cache where its score reaches `least_score`."""
+    return lambda played, t: bool(played.replayed.scores[t] >= least_score)
+
+
+def hvd(threshold: float) -> Arm:
+    """The cache where its predicted yield exceeds `threshold`."""
+    return lambda played, t: bool(played.predicted[t] > threshold)
+
+
+def oracle(played: Played, t: int) -> bool:
+    """The one that yields more, the cache on ties."""
+    return bool(played.replayed.yields[t] >= played.model_yields[t])
+
+
+def play(generations: Sequence[Played], arm: Arm, costs: Costs, *, has_model: bool = True) -> Outcome:
+    """Decode `generations` by `arm`: without `has_model` plain steps stand where the model would draft."""
+    tokens = rounds = accepted = cache_drafts = 0
+    cost = 0.0
+    for played in generations:
+        t, size = 0, len(played.replayed)
+        while t < size:
+            length = int(played.replayed.lengths[t])
+            is_cache = length > 0 and arm(played, t)
+            is_model = not is_cache and has_model
+            yielded = played.replayed.yields[t] if is_cache else played.model_yields[t] if is_model else 0
+            kept = min(int(yielded), size - t - 1)
+            cost += costs.of(length if is_cache else costs.model_draft * is_model, is_model=is_model)
+            rounds, accepted, cache_drafts = rounds + 1, accepted + kept, cache_drafts + is_cache
+            t += kept + 1
+        tokens += size
+    return Outcome(tokens, rounds, accepted, cache_drafts, cost)
+
+
+def constant_yields(generations: Sequence[Replayed], value: int) -> Iterator[npt.NDArray[np.int32]]:
+    """A model of which nothing is known but how much it yields."""
+    for replayed, yielded in zip(generations, repeat(value), strict=False):
+        yield np.full(len(replayed), yielded, dtype=np.int32)
