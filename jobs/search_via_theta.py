@@ -2,10 +2,12 @@
 
 Every pair theta_accept:theta_escalate answers all prompts with the same drafter, K fixed, greedy. Each output is then
 scored by the target once more: nats a token below its best one (regret), and tokens that are its own. The cost model
-counts passes times pass times measured here, for one sequence at a time, and says whether the middle tier pays.
+counts passes times pass times measured here, for one sequence at a time, and says whether the middle tier pays. Killed, it goes on where it was when started again with the same flags.
 """
 
 import argparse
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from serving.config import FullVerifier, Profile, ViaVerifier
 from serving.decode.offline import complete
 from serving.decode.stats import EngineStats
 from serving.errors import ConfigError
-from serving.types import GenerationRequest, Limits, Receipt, SlimReceipt, as_ids
+from serving.types import GenerationRequest, Limits, as_ids
 from tuning.selfgen import Dialogue
 from tuning.via import Fidelity, fidelity, load_target, pass_times
 from tuning.via_cost import PassTimes, modelled, verdict
@@ -39,9 +41,22 @@ class _Run:
 
     name: str
     dialogues: list[Dialogue]
-    receipts: list[Receipt]
+    num_unseen: int
     seconds: float
     stats: EngineStats
+
+    def write(self, path: Path) -> None:
+        """All or nothing: the file appears under its name only when it is whole."""
+        record = asdict(self) | {"dialogues": [[d.prompt_ids.tolist(), d.output_ids.tolist()] for d in self.dialogues]}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(record), encoding="utf-8")
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "_Run":
+        record = json.loads(path.read_text(encoding="utf-8"))
+        dialogues = [Dialogue(as_ids(prompt), as_ids(output)) for prompt, output in record["dialogues"]]
+        return cls(record["name"], dialogues, record["num_unseen"], record["seconds"], EngineStats(**record["stats"]))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,8 +85,7 @@ def main(argv: Sequence[str]) -> int:
     arms: dict[str, Profile] = {"strict": profile.model_copy(update={"verifier": FullVerifier()})}
     for accept, escalate in pairs:
         arms[f"{accept:g}:{escalate:g}"] = _with_thetas(profile, accept, escalate)
-    bar = tqdm(arms.items(), desc="arms", unit="arm", file=sys.stderr, dynamic_ncols=True)
-    runs = [_run(name, arm, [prompt.text for prompt in prompts], args.max_tokens) for name, arm in bar]
+    runs = _runs(args, arms, [prompt.text for prompt in prompts])
     times = pass_times(profile, list(dict.fromkeys((1, profile.max_draft + 1, 2 * profile.max_draft + 1, 16, 32))))
     scores = _scores(profile, runs)
     rows = [_row(run, runs[0], times, scores[run.name]) for run in runs]
@@ -119,6 +133,20 @@ def _with_thetas(profile: Profile, accept: float, escalate: float) -> Profile:
     return profile.model_copy(update={"verifier": verifier})
 
 
+def _runs(args: argparse.Namespace, arms: dict[str, Profile], texts: Sequence[str]) -> list[_Run]:
+    """Each arm's run, kept beside the report, so that a killed sweep goes on where it was."""
+    folder = args.json.with_suffix(".arms")
+    folder.mkdir(exist_ok=True)
+    runs = []
+    for name, arm in tqdm(arms.items(), desc="arms", unit="arm", file=sys.stderr, dynamic_ncols=True):
+        key = hashlib.sha256(json.dumps([arm.hash, args.max_tokens, list(texts)]).encode()).hexdigest()[:16]
+        path = folder / f"{key}.json"
+        if not path.is_file():
+            _run(name, arm, texts, args.max_tokens).write(path)
+        runs.append(_Run.read(path))
+    return runs
+
+
 def _run(name: str, profile: Profile, texts: Sequence[str], max_tokens: int) -> _Run:
     built = build(profile)
     limits = Limits(max_tokens, built.tokenizer.stop_ids)
@@ -132,7 +160,8 @@ def _run(name: str, profile: Profile, texts: Sequence[str], max_tokens: int) -> 
     done = sorted(complete(built.scheduler, requests), key=lambda one: one.request_id)
     seconds = time.perf_counter() - started
     dialogues = [Dialogue(asked.prompt_ids, as_ids(one.output_ids)) for asked, one in zip(requests, done, strict=True)]
-    return _Run(name, dialogues, [one.receipt for one in done], seconds, built.scheduler.stats)
+    unseen = sum(one.receipt.slim.unseen for one in done if one.receipt.slim is not None)
+    return _Run(name, dialogues, unseen, seconds, built.scheduler.stats)
 
 
 def _scores(profile: Profile, runs: Sequence[_Run]) -> dict[str, Fidelity]:
@@ -150,7 +179,7 @@ def _scores(profile: Profile, runs: Sequence[_Run]) -> dict[str, Fidelity]:
 
 def _row(run: _Run, strict: _Run, times: PassTimes, score: Fidelity) -> dict[str, Any]:
     """Rates are over all prompts; shares of tiers are of emitted tokens."""
-    stats, receipts = run.stats, [receipt.slim or SlimReceipt() for receipt in run.receipts]
+    stats = run.stats
     same = sum(a.ids.tobytes() == b.ids.tobytes() for a, b in zip(run.dialogues, strict.dialogues, strict=True))
     return {
         "thetas": run.name,
@@ -162,7 +191,7 @@ def _row(run: _Run, strict: _Run, times: PassTimes, score: Fidelity) -> dict[str
         "slim/token": round(stats.slim_passes / stats.emitted, 3),
         "tier A": round(stats.slim_accepted / stats.emitted, 3),
         "tier B": round(stats.regenerated / stats.emitted, 3),
-        "unseen": round(sum(slim.unseen for slim in receipts) / stats.emitted, 3),
+        "unseen": round(run.num_unseen / stats.emitted, 3),
         "audit regret": round(stats.audit_regret / max(1, stats.audited), 3),
         "regret/token": round(score.regret, 4),
         "own tokens": round(score.top1, 3),
