@@ -2,7 +2,8 @@
 
 Every pair theta_accept:theta_escalate answers all prompts with the same drafter, K fixed, greedy. Each output is then
 scored by the target once more: nats a token below its best one (regret), and tokens that are its own. The cost model
-counts passes times pass times measured here, for one sequence at a time, and says whether the middle tier pays. Killed, it goes on where it was when started again with the same flags.
+counts passes times pass times measured here, for one sequence at a time, and says whether the middle tier pays.
+Killed, it goes on where it was when started again with the same flags.
 """
 
 import argparse
