@@ -42,11 +42,11 @@ class Eagle3Recipe:
 
     vocab_size: int = 8192
     epochs: int = 3
-    learning_rate: float = 1e-3
-    warm_up: float = 0.04
+    learning_rate: float = 2e-3
+    warm_up: float = 0.03
     steps_ahead: int = 3
     step_decay: float = 0.8
-    tokens_per_batch: int = 2048
+    tokens_per_batch: int = 1024
     max_length: int = 512
     prompt_weight: float = 0.1
     steps_per_checkpoint: int = 25
