@@ -11,7 +11,7 @@ from tests.models.test_slim import deep, without_layers
 from tuning.dimr import compare
 from tuning.selfgen import Dialogue
 from tuning.via import Fidelity, MaskBench, excerpts, fidelity
-from tuning.via_cost import Modelled, PassTimes, break_even, modelled, verdict
+from tuning.via_cost import PassTimes, break_even, modelled, verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,8 +70,8 @@ VIA = EngineStats(emitted=100, target_passes=20, target_rows=340, slim_passes=45
 
 
 def test_the_cost_model_adds_up_passes() -> None:
-    assert modelled(STRICT, TIMES) == Modelled(full_ms=7.0, slim_ms=0.0, draft_ms=2.0)
-    via = modelled(VIA, TIMES)
+    strict, via = modelled(STRICT, TIMES), modelled(VIA, TIMES)
+    assert (strict.full_ms, strict.slim_ms, strict.draft_ms) == pytest.approx((7.0, 0.0, 2.0))
     assert (via.full_ms, via.slim_ms, via.draft_ms) == pytest.approx((6.0, 5.04, 1.8))
     assert TIMES.slim_ratio == pytest.approx(0.8)
 
