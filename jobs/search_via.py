@@ -63,16 +63,15 @@ def main(argv: Sequence[str]) -> int:
     """Search, judge on held-out answers, write masks, report and plot."""
     args = parser().parse_args(argv)
     num_layers = read_config(args.target).get_text_config().num_hidden_layers
-    split = _split(args)
     plan = Plan(
         num_layers=num_layers,
         sizes=_sizes(args.sizes, num_layers),
         budget=_at_least(args.budget, num_layers, "--budget"),
         seed=args.seed,
-        identity=_identity(args, split.calibration),
         arms=_arms(args.arms),
     )
-    search = MaskSearch(plan, MaskLog(args.out / "evaluations.jsonl", plan.identity))
+    split = _split(args)
+    search = MaskSearch(plan, MaskLog(args.out / "evaluations.jsonl", _identity(args, split.calibration)))
     seconds = _search(args, search, split.calibration)
     held_out = _judge(BenchRecipe(args.target, args.dtype, split.held_out), search.histories)
     provenance = asdict(Provenance.of("search via", argv))

@@ -17,18 +17,20 @@ from tuning.masks import ARMS, Asking, Mask, Space
 
 @dataclass(frozen=True)
 class Plan:
-    """Each arm searches each size with at most `budget` masks. `identity` names model and data: a log has one."""
+    """Each arm searches each size with at most `budget` masks."""
 
     num_layers: int
     sizes: Sequence[int]
     budget: int
     seed: int
-    identity: str
     arms: Sequence[str] = tuple(ARMS)
 
 
 class MaskLog:
-    """Masks and their agreement with the target, on disk line by line. Raises ConfigError for another plan's file."""
+    """Masks and their agreement with the target, on disk line by line.
+
+    `identity` names model and data. Raises ConfigError for a file that has another one.
+    """
 
     def __init__(self, path: Path, identity: str) -> None:
         self._path = path

@@ -92,6 +92,13 @@ class _Asking(Searcher):
         self._on_mask = on_mask
         self._running: dict[str, Mask] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune keeps a pickle of its settings, which nothing here restores from: a running search is no part of it."""
+        return {name: value for name, value in vars(self).items() if name not in ("_search", "_on_mask")}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Asking":
+        return self  # there is one search, whoever copies the settings
+
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         mask = self._search.ask()
         if mask is None:

@@ -22,7 +22,7 @@ def cost(mask: Mask) -> float:
 
 
 def plan(**fields: object) -> Plan:
-    values = {"num_layers": NUM_LAYERS, "sizes": [SIZE], "budget": BUDGET, "seed": 1, "identity": "toy"}
+    values = {"num_layers": NUM_LAYERS, "sizes": [SIZE], "budget": BUDGET, "seed": 1}
     return Plan(**values | fields)  # type: ignore[arg-type]
 
 
