@@ -1,7 +1,7 @@
 """How many tokens to draft for each session: as many as pay, none where speculation costs more than it gives.
 
 Everything is counted in tokens that plain decoding would emit in the same time, at the batch size of the round: a
-drafted token costs its row, an attempt costs its share of drafting, an accepted token gives one. Each session has an
+drafted token costs its row and its share of drafting, an accepted token gives one. Each session has an
 account of gains and costs, which starts with a small credit and earns an allowance a round; it drafts only while its
 balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
 allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
@@ -30,6 +30,8 @@ _MOST_OWED = 4.0  # tokens: what a new session saves up for at most
 CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
+_TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
+_MOST_RISE = 4.0  # a first draft, or one that was held up, is no measure of the others
 
 
 class DraftPolicy(Protocol):
@@ -102,6 +104,7 @@ class Guard:
         self._gain = 0.0
         self._cost = 0.0
         self._ask_s = 0.0
+        self._token_s = 0.0
         self._rows = 0
 
     def limits(self, session_id: str, batch_size: int) -> DraftLimits:
@@ -115,7 +118,8 @@ class Guard:
         if account.balance < 0.0:
             return 0
         rows = max(self._rows, batch_size)
-        price = max(self._costs.next_price(batch_size, rows), _LEAST_PRICE)
+        drafting = self._costs.plain_tokens(self._token_s, batch_size)
+        price = max(self._costs.next_price(batch_size, rows) + drafting, _LEAST_PRICE)
         acceptance = account.acceptance
         if acceptance <= price:
             return min(1, self._max_draft)  # a trial: too dear by what is known so far
@@ -140,6 +144,11 @@ class Guard:
     def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         # This round's own: a session's first draft has its whole text read first, and costs many times a later one.
         self._ask_s = draft_s / len(drafts) if drafts else 0.0
+        num_drafted = sum(map(len, drafts.values()))
+        if num_drafted:
+            seconds = draft_s / num_drafted
+            known = self._token_s or seconds
+            self._token_s = known + _TOKEN_SMOOTHING * (min(seconds, _MOST_RISE * known) - known)
 
     def record_pass(self, *, rows: int, verify_s: float) -> None:
         self._costs.record(rows, verify_s)

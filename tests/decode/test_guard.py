@@ -79,6 +79,18 @@ def test_k_follows_how_far_drafts_are_right() -> None:
     assert set(learn(make_guard(), 2)[20:]) <= {2, 3, 4, 5}
 
 
+def test_k_is_shorter_where_each_token_takes_a_model_s_pass() -> None:
+    cheap, dear = make_guard(), make_guard()
+    for guard, token_s in ((cheap, 0.0), (dear, 0.003)):  # a plain token takes 0.01
+        for _ in range(60):
+            k = guard.limit("s", 1)
+            guard.record_pass(rows=1 + k, verify_s=CostModel(COSTS).seconds(1 + k))
+            if k:
+                guard.record_drafts({"s": drafted(k)}, token_s * k)
+                guard.observe("s", 1, drafted(k), min(k, 1))
+    assert 1 <= dear.limit("s", 1) < cheap.limit("s", 1)
+
+
 def test_drafts_that_are_wrong_get_the_allowance_and_no_more() -> None:
     chosen = learn(make_guard(), 0, rounds=400)
     assert sum(chosen) * 0.1 <= CREDIT + 400 * ALLOWANCE + 0.8
