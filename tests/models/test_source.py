@@ -16,9 +16,9 @@ def test_hub_ids_pass_through_and_folders_are_folders(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path / "m.gguf")).gguf_file == "m.gguf"
 
 
-def test_the_drafter_that_ships_is_found_by_name() -> None:
-    assert shipped_parts() == ["smollm2-135m-drafter"]
-    assert Path(resolve_model("smollm2-135m-drafter").location).is_dir()
+def test_the_drafters_that_ship_are_found_by_name() -> None:
+    assert shipped_parts() == ["smollm2-135m-drafter", "smollm2-135m-eagle3"]
+    assert all(Path(resolve_model(name).location).is_dir() for name in shipped_parts())
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "/no/such/folder", "./here", "no.gguf", "a/b/c"])
