@@ -17,7 +17,8 @@ from serving.errors import ConfigError
 from serving.models.draft_lm import is_draft_lm, load_whole_draft_lm
 from serving.models.loading import load_network
 from serving.models.packed import Network
-from serving.types import Chunk, GenerationRequest, Ids, Limits, Receipt, Sampling
+from serving.requests import Chunk, GenerationRequest, Limits, Receipt, Sampling
+from serving.types import Ids
 
 LOOKUP_TOKENS = 10
 WARM_UP_TOKENS = 4

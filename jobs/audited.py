@@ -11,7 +11,7 @@ from serving.build import Built, build
 from serving.config import Profile
 from serving.decode.offline import Completion, complete
 from serving.errors import ConfigError
-from serving.types import GenerationRequest, Limits, Tightening
+from serving.requests import GenerationRequest, Limits, Tightening
 from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
 from tuning.prompts import Prompt
 

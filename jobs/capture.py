@@ -20,8 +20,8 @@ from jobs.options import add_profile_options, add_prompt_options, profile_from, 
 from serving.build import Built, build
 from serving.config import Profile
 from serving.errors import ConfigError
+from serving.requests import GenerationRequest, Limits
 from serving.trace import write_steps
-from serving.types import GenerationRequest, Limits
 from tuning.prompts import Prompt
 from tuning.traces import TracingBook, capture
 

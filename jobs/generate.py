@@ -20,7 +20,7 @@ from serving.build import Built, build
 from serving.config import Profile, check_servable
 from serving.decode.offline import Completion, complete
 from serving.errors import ConfigError, RequestError
-from serving.types import GenerationRequest, Limits
+from serving.requests import GenerationRequest, Limits
 from tuning.prompts import Prompt
 
 SUMMARY = "answer a file of prompts offline, in batches, to a JSONL file"

@@ -27,7 +27,7 @@ from serving.decode.offline import complete
 from serving.errors import ConfigError, DrafthouseError
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.tokenizer import ChatTokenizer
-from serving.types import GenerationRequest, Limits
+from serving.requests import GenerationRequest, Limits
 
 SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K and batch sizes"
 _PORT = 8765

@@ -11,7 +11,7 @@ from serving.config import Profile
 from serving.config_rules import StrictRule
 from serving.decode.offline import complete
 from serving.errors import ConfigError, RequestError
-from serving.types import GenerationRequest, Limits
+from serving.requests import GenerationRequest, Limits
 from tuning.mismatches import Mismatch, RecordingBook
 from tuning.prompts import Prompt
 

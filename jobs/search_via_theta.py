@@ -28,7 +28,8 @@ from serving.config import FullVerifier, Profile, ViaVerifier
 from serving.decode.offline import complete
 from serving.decode.stats import EngineStats
 from serving.errors import ConfigError
-from serving.types import GenerationRequest, Limits, as_ids
+from serving.requests import GenerationRequest, Limits
+from serving.types import as_ids
 from tuning.selfgen import Dialogue
 from tuning.via import Fidelity, fidelity, load_target, pass_times
 from tuning.via_cost import PassTimes, modelled, verdict

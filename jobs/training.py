@@ -15,7 +15,7 @@ from serving.decode.offline import complete
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.tokenizer import ChatTokenizer
-from serving.types import GenerationRequest, Limits
+from serving.requests import GenerationRequest, Limits
 from tuning.selfgen import Dialogue, SelfGeneration, generate, read_dialogues
 
 

@@ -16,7 +16,8 @@ from serving.decode.costs import CostModel
 from serving.decode.engine import Engine
 from serving.decode.grouping import Grouping
 from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.decode.source_guard import SourceGuard
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import Drafter, ReadFeatures, RemoteModel, ScoreRequest, ScoringModel, Verifier

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.requests import GREEDY, Sampling
 from serving.session import AcceptanceRule as AcceptanceRule
 from serving.session import Session
-from serving.types import GREEDY, Draft, DraftLimits, Ids, Sampling, ScoreTable, Verified
+from serving.types import Draft, DraftLimits, Ids, ScoreTable, Verified
 
 
 @dataclass(frozen=True, slots=True)

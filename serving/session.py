@@ -5,18 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from serving.types import (
-    NOTHING_EMITTED,
-    FinishReason,
-    GenerationRequest,
-    Ids,
-    Ledger,
-    Limits,
-    Receipt,
-    Sampling,
-    ScoreTable,
-    Verdict,
-)
+from serving.requests import GenerationRequest, Limits, Receipt, Sampling
+from serving.types import NOTHING_EMITTED, FinishReason, Ids, Ledger, ScoreTable, Verdict
 
 
 class AcceptanceRule(Protocol):

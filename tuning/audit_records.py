@@ -2,7 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from serving.types import ExceptionRecord, Receipt
+from serving.requests import Receipt
+from serving.types import ExceptionRecord
 
 PLAIN, STRICT = "plain", "strict"
 

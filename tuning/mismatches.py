@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from serving.config_rules import Calibration
 from serving.memory.drift import NUM_BINS, bin_of, shares_of
+from serving.requests import GenerationRequest
 from serving.rules.book import RuleBook, Terms
 from serving.session import AcceptanceRule
-from serving.types import GenerationRequest, Ledger, ScoreTable, Verdict
+from serving.types import Ledger, ScoreTable, Verdict
 
 
 class Mismatch(NamedTuple):

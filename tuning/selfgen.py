@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from serving.build import Built
 from serving.decode.offline import Completion
 from serving.errors import ConfigError
-from serving.types import Chunk, GenerationRequest, Ids, Limits, Sampling, as_ids
+from serving.requests import Chunk, GenerationRequest, Limits, Sampling
+from serving.types import Ids, as_ids
 
 SCHEMA = pa.schema([("prompt_ids", pa.list_(pa.int32())), ("output_ids", pa.list_(pa.int32()))])
 _MARK = "@@@"

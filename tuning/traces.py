@@ -11,11 +11,12 @@ import numpy as np
 
 from serving.build import Built
 from serving.decode.offline import complete
+from serving.requests import Chunk, GenerationRequest
 from serving.rules.book import RuleBook, Terms
 from serving.rules.prefix import accept_prefix
 from serving.session import AcceptanceRule
 from serving.trace import StepRecord
-from serving.types import Chunk, GenerationRequest, Ids, Ledger, ScoreTable, Verdict
+from serving.types import Ids, Ledger, ScoreTable, Verdict
 from tuning.prompts import Prompt
 
 

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from serving.config import Profile
 from serving.deploy.status import TargetStatus
-from serving.types import Chunk, GenerationRequest, Ids
+from serving.requests import Chunk, GenerationRequest
+from serving.types import Ids
 
 
 class Tokenizer(Protocol):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from serving.api.connection import closed_after
 from serving.api.errors import RETRY_AFTER_S, ApiError, Failure
 from serving.api.responses import FinishReason
-from serving.types import Chunk, ExceptionRecord, Receipt, Tier, TokenLogprob
+from serving.requests import Chunk, Receipt
+from serving.types import ExceptionRecord, Tier, TokenLogprob
 
 
 class GenerationFailedError(Exception):

@@ -11,8 +11,9 @@ from serving.api.sampling import base_seed, choice_seed, limits_of, sampling_of
 from serving.api.schema import CompletionBody
 from serving.config import Profile
 from serving.errors import RequestError
+from serving.requests import GenerationRequest
 from serving.rules.tighten import rule_for
-from serving.types import GenerationRequest, Ids
+from serving.types import Ids
 
 DEFAULT_MAX_TOKENS = 1024
 LONG_TEXT_CHARS = 20_000

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from serving.api.backend import Speller
 from serving.api.delivery import Delivery
 from serving.api.responses import ExceptionEntry, SpeculationReceipt
-from serving.types import ExceptionRecord, Receipt
+from serving.requests import Receipt
+from serving.types import ExceptionRecord
 
 
 def receipt_of(delivery: Delivery, speller: Speller) -> SpeculationReceipt:

@@ -6,7 +6,7 @@ from serving.api.backend import Tokenizer
 from serving.api.schema import CompletionBody
 from serving.api.vocabulary import checked_biases, checked_ids
 from serving.errors import RequestError
-from serving.types import Limits, Sampling
+from serving.requests import Limits, Sampling
 
 SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the seeds of neighbouring requests do not meet
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.api.neutral import Encodable, Text, only, refused
-from serving.types import Tightening
+from serving.requests import Tightening
 
 MAX_CHOICES = 16
 MAX_STOPS = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from serving.api.delivery import Delivery
 from serving.api.generation import Prompt
 from serving.api.responses import CompletionTokensDetails, PromptTokensDetails, Usage
-from serving.types import GenerationRequest, Receipt
+from serving.requests import GenerationRequest, Receipt
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serving.decode.scheduler import Scheduler, SchedulerLimits, Sink
+from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Scheduler, Sink
 from serving.decode.stats import EngineStats
 from serving.decode.timing import RequestTimes
 from serving.errors import OverloadedError, RequestError
-from serving.types import Chunk, GenerationRequest
+from serving.requests import Chunk, GenerationRequest
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from serving.decode.scheduler import Scheduler
 from serving.errors import DrafthouseError
-from serving.types import Chunk, ExceptionRecord, FinishReason, GenerationRequest, Receipt, Tier
+from serving.requests import Chunk, GenerationRequest, Receipt
+from serving.types import ExceptionRecord, FinishReason, Tier
 
 
 @dataclass

@@ -5,18 +5,9 @@ from dataclasses import dataclass, replace
 from serving.decode.text import TextStream
 from serving.decode.tiers import TierCounts, count_tiers, with_tiers
 from serving.protocols import Proposal
+from serving.requests import Chunk, Receipt
 from serving.rules.clip import Clipped, clip
-from serving.types import (
-    Chunk,
-    Draft,
-    FinishReason,
-    Ledger,
-    Receipt,
-    ScoreTable,
-    TokenLogprob,
-    Verdict,
-    Verified,
-)
+from serving.types import Draft, FinishReason, Ledger, ScoreTable, TokenLogprob, Verdict, Verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,20 @@ A step: admit -> take the drafts that were started -> verify -> clip and commit 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from serving.config_rules import RuleConfig, StrictRule
 from serving.decode.grouping import Grouping
 from serving.decode.guard import DraftPolicy
+from serving.decode.limits import SchedulerLimits
 from serving.decode.round import Settled, ended, settle
 from serving.decode.stats import EngineStats
 from serving.decode.text import TextStream
 from serving.decode.timing import RequestLog
-from serving.errors import RequestError
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
+from serving.requests import Chunk, GenerationRequest, Receipt
 from serving.rules.book import RuleBook
-from serving.rules.tighten import rule_for
 from serving.session import Session
-from serving.types import EMPTY_DRAFT, Chunk, Draft, DraftLimits, FinishReason, GenerationRequest, Receipt, Verified
+from serving.types import EMPTY_DRAFT, Draft, DraftLimits, FinishReason, Verified
 
 Sink = Callable[[Chunk], None]
 Decode = Callable[[Sequence[int]], str]
@@ -56,43 +55,6 @@ class _Drafted:
 
     drafts: dict[str, Draft]
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """Sequences at once, tokens of one sequence, requests that may wait, and the profile's K and rule.
-
-    `greedy_only` names what else of the profile has no meaning for sampled requests, if anything.
-    """
-
-    max_sessions: int
-    max_length: int
-    max_queued: int
-    max_draft: int
-    rule: RuleConfig = field(default_factory=StrictRule)
-    greedy_only: str | None = None
-
-    def check(self, request: GenerationRequest) -> None:
-        """Raise RequestError, naming the field, for a request that can never be served."""
-        prompt_len, max_tokens = len(request.prompt_ids), request.limits.max_tokens
-        if prompt_len == 0:
-            raise RequestError("prompt", "must hold at least one token")
-        if max_tokens < 1:
-            raise RequestError("max_tokens", f"must be at least 1, got {max_tokens}")
-        is_loose = self.greedy_only is not None and not request.tightening.is_strict
-        if is_loose and not request.sampling.is_greedy:
-            raise RequestError(
-                "temperature",
-                f"must be 0 with {self.greedy_only}, which compares tokens with the likeliest one, got "
-                f'{request.sampling.temperature:g}; or send speculation {{"mode": "strict"}}',
-            )
-        if prompt_len + max_tokens > self.max_length:
-            raise RequestError(
-                "max_tokens",
-                f"prompt ({prompt_len} tokens) + max_tokens ({max_tokens}) = {prompt_len + max_tokens} exceeds "
-                f"the {self.max_length} tokens a sequence may have; shorten one of them",
-            )
-        rule_for(self.rule, request)
 
 
 class Scheduler:

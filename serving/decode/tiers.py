@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from serving.requests import Receipt, SlimReceipt
 from serving.rules.clip import Clipped
-from serving.types import Receipt, SlimReceipt, Verified
+from serving.types import Verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.decode.stats import EngineStats
-from serving.types import Chunk, FinishReason, GenerationRequest
+from serving.requests import Chunk, GenerationRequest
+from serving.types import FinishReason
 
 Part = Literal["ingress", "queue", "draft", "verify"]
 

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from ray.exceptions import NodeDiedError, OwnerDiedError, RayActorError, WorkerCrashedError
 
-from serving.types import Chunk, GenerationRequest, Ids, Receipt, as_ids
+from serving.requests import Chunk, GenerationRequest, Receipt
+from serving.types import Ids, as_ids
 
 log = logging.getLogger("ray.serve")
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from serving.types import Chunk, TokenLogprob
+from serving.requests import Chunk
+from serving.types import TokenLogprob
 
 
 class Flusher:

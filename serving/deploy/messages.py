@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from serving.protocols import FeatureRows
-from serving.types import EMPTY_DRAFT, Draft, DraftLimits, DraftSource, Ids, Sampling
+from serving.requests import Sampling
+from serving.types import EMPTY_DRAFT, Draft, DraftLimits, DraftSource, Ids
 
 
 class HasIds(Protocol):

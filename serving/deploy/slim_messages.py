@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from serving.deploy.messages import MAX_IDS_BYTES, ids_bytes, ids_of
-from serving.types import Floats, Ids, Sampling, ScoreTable
+from serving.requests import Sampling
+from serving.types import Floats, Ids, ScoreTable
 
 
 @dataclass(frozen=True, slots=True)

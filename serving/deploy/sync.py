@@ -14,7 +14,8 @@ from serving.deploy.messages import (
     packed,
 )
 from serving.protocols import DraftRequest, FeatureRows, Outcome, ReadFeatures
-from serving.types import EMPTY_DRAFT, Draft, Ids, Sampling
+from serving.requests import Sampling
+from serving.types import EMPTY_DRAFT, Draft, Ids
 
 
 class SessionSync:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 from ray.serve.handle import DeploymentHandle
@@ -12,16 +12,17 @@ from serving.config import Profile
 from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
 from serving.decode.stats import EngineStats
+from serving.deploy.actor_lease import ActorLease
+from serving.deploy.clients import RemoteDrafter
 from serving.deploy.correction_actor import CorrectionLink
-from serving.deploy.drafter_lease import DrafterLease
 from serving.deploy.flushing import Flusher
 from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
 from serving.deploy.metrics import RayInstruments, publish_for_ever
 from serving.deploy.readings import Publisher, Reading
-from serving.deploy.slim_lease import SlimLease
+from serving.deploy.slim_client import RemoteSlim
 from serving.deploy.status import TargetStatus
-from serving.types import Chunk, GenerationRequest
+from serving.requests import Chunk, GenerationRequest
 
 log = logging.getLogger("ray.serve")
 
@@ -77,6 +78,20 @@ def raise_if_stalled(health: Health, *, limit_s: float) -> None:
         raise StalledError(f"no round was completed for {health.stalled_s:.0f} s")
 
 
+def _drafter_lease(profile: Profile, handle: DeploymentHandle[Any]) -> ActorLease[RemoteDrafter]:
+    def make(owner: str, on_lost: Callable[[], None]) -> RemoteDrafter:
+        return RemoteDrafter(owner, timeout_s=profile.engine.draft_timeout_s, on_lost=on_lost)
+
+    return ActorLease(handle, make, role="drafter", method="draft")
+
+
+def _slim_lease(profile: Profile, handle: DeploymentHandle[Any]) -> ActorLease[RemoteSlim]:
+    def make(owner: str, on_lost: Callable[[], None]) -> RemoteSlim:
+        return RemoteSlim(owner, timeout_s=profile.engine.draft_timeout_s, on_lost=on_lost)
+
+    return ActorLease(handle, make, role="slim verifier", method="score")
+
+
 class TargetReplica:
     """Owns the engine of one profile: built, warmed up and running when the constructor returns."""
 
@@ -93,15 +108,15 @@ class TargetReplica:
 
         self._stall_limit_s = stall_limit_s
         self._interval = profile.engine.stream_interval
-        self._lease = None if drafter is None else DrafterLease(profile, drafter)
-        self._slim_lease = None if slim is None else SlimLease(profile, slim)
+        self._lease = None if drafter is None else _drafter_lease(profile, drafter)
+        self._slim_lease = None if slim is None else _slim_lease(profile, slim)
         roles = RemoteRoles(
-            drafter=None if self._lease is None else self._lease.drafter,
-            slim=None if self._slim_lease is None else self._slim_lease.slim,
+            drafter=None if self._lease is None else self._lease.remote,
+            slim=None if self._slim_lease is None else self._slim_lease.remote,
         )
         built = build(profile, remote=roles)
         if self._lease is not None and built.read_features is not None:
-            self._lease.drafter.feed(built.read_features)
+            self._lease.remote.feed(built.read_features)
         self._engine = built.engine()
         self._engine.start()
         self._queue_limit = profile.engine.max_queued
@@ -141,7 +156,7 @@ class TargetReplica:
             time_s=time.monotonic(),
             health=self._engine.health,
             stats=self._engine.stats,
-            hops=Hops() if self._lease is None else self._lease.drafter.hops,
+            hops=Hops() if self._lease is None else self._lease.remote.hops,
             queue_limit=self._queue_limit,
             ended=self._engine.drain_times(),
         )

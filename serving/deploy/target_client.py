@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from serving.deploy.failover import generate_with_failover
 from serving.deploy.status import TargetStatus
 from serving.errors import DrafthouseError, OverloadedError
-from serving.types import Chunk, GenerationRequest
+from serving.requests import Chunk, GenerationRequest
 
 
 class TargetClient:

@@ -7,7 +7,8 @@ import numpy as np
 
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
-from serving.types import EMPTY_DRAFT, Draft, DraftSource, Ids, Sampling, as_ids
+from serving.requests import Sampling
+from serving.types import EMPTY_DRAFT, Draft, DraftSource, Ids, as_ids
 
 _OTHER_NOISE = 0x5DEECE66D
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from serving.models.native import DrawPlan
 from serving.models.noise import Keys, gumbel
 from serving.models.rows import first_argmax, kernels_for
-from serving.types import Sampling
+from serving.requests import Sampling
 
 
 @dataclass(frozen=True, slots=True)

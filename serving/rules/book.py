@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from serving.config_rules import AsdControls, AsdCsdRule, AsdRule, CsdControls, CsdRule, RuleConfig, StrictRule
 from serving.memory.correction import EMPTY_COUNTS, PairCounts, RequestMemory
 from serving.memory.online import OnlineMemory
+from serving.requests import GenerationRequest, Receipt
 from serving.rules import asd, asd_csd, csd, strict
 from serving.rules.budget import Purse
 from serving.rules.terms import budget_of, reason
 from serving.rules.tighten import rule_for
 from serving.session import AcceptanceRule
-from serving.types import GenerationRequest, Receipt
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.types import FinishReason, Ids, Limits, Verdict, as_ids
+from serving.requests import Limits
+from serving.types import FinishReason, Ids, Verdict, as_ids
 
 
 class EndsText(Protocol):

@@ -1,7 +1,7 @@
 """The words of a receipt: what bounds a request's exceptions, and what does not."""
 
 from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig, StrictRule
-from serving.types import Receipt
+from serving.requests import Receipt
 
 
 def reason(rule: RuleConfig, *, vouched: str) -> str:

@@ -2,7 +2,7 @@
 
 from serving.config_rules import AsdControls, RuleConfig, StrictRule
 from serving.errors import RequestError
-from serving.types import GenerationRequest, Tightening
+from serving.requests import GenerationRequest, Tightening
 
 _CONTROLS = ("budget", "gate", "max_exceptions")
 

@@ -10,7 +10,8 @@ from openai import AsyncOpenAI
 from serving.api.gateway import create_app
 from serving.config import EngineConfig, Profile, SuffixDrafter
 from serving.deploy.status import TargetStatus
-from serving.types import Chunk, GenerationRequest, Ids, Receipt, as_ids
+from serving.requests import Chunk, GenerationRequest, Receipt
+from serving.types import Ids, as_ids
 
 MODEL = "tiny-chat"
 PROFILE = Profile(name="tiny-suffix", drafter=SuffixDrafter(max_draft=8), engine=EngineConfig(max_length=64))

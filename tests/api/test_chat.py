@@ -3,7 +3,7 @@
 import pytest
 from openai import BadRequestError
 
-from serving.types import Receipt
+from serving.requests import Receipt
 from tests.api.scripted import MODEL, ScriptedBackend, chat_body, chunk, openai_client
 
 USER = [{"role": "user", "content": "hi"}]

@@ -5,7 +5,8 @@ from openai import BadRequestError
 
 from serving.config import Profile, SuffixDrafter
 from serving.config_rules import AsdRule, CsdRule
-from serving.types import ExceptionRecord, Receipt, Tightening
+from serving.requests import Receipt, Tightening
+from serving.types import ExceptionRecord
 from tests.api.scripted import PROFILE, ScriptedBackend, chat_body, chunk, http_client, openai_client
 
 ASD = Profile(

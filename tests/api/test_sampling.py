@@ -3,7 +3,7 @@
 import pytest
 
 from serving.api.sampling import SEED_STEP, choice_seed
-from serving.types import Limits, Sampling
+from serving.requests import Limits, Sampling
 from tests.api.scripted import ScriptedBackend, chat_body, http_client, openai_client, text_body
 
 BODIES = [("chat/completions", chat_body), ("completions", text_body)]

@@ -10,7 +10,8 @@ from serving.config import load_profile
 from serving.decode.offline import complete
 from serving.deploy.options import Scaling
 from serving.deploy.target_client import TargetClient
-from serving.types import Chunk, GenerationRequest, Limits, as_ids
+from serving.requests import Chunk, GenerationRequest, Limits
+from serving.types import as_ids
 
 PROMPT = as_ids([1, 30, 40, 50, 30, 40, 50, 30])
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.types import Tightening
+from serving.requests import Tightening
 from tests.cluster.application import Story, plainly, request, run_app
 from tests.cluster.conftest import wait_for
 

@@ -7,11 +7,13 @@ import numpy as np
 
 from serving.decode.grouping import Grouping
 from serving.decode.guard import DraftPolicy, FixedDrafts
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import Drafter, DraftRequest, Outcome, ScoreRequest
+from serving.requests import GenerationRequest, Limits
 from serving.rules.book import RuleBook
-from serving.types import Draft, GenerationRequest, Ids, Limits, ScoreTable, as_ids
+from serving.types import Draft, Ids, ScoreTable, as_ids
 from serving.verifiers.full import FullVerifier
 
 NextToken = Callable[[Sequence[int]], int]

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from serving.decode.engine import Engine
-from serving.decode.scheduler import SchedulerLimits
+from serving.decode.limits import SchedulerLimits
 from serving.errors import OverloadedError, RequestError
 from serving.protocols import ScoreRequest
-from serving.types import Chunk, Ids, ScoreTable, as_ids
+from serving.requests import Chunk
+from serving.types import Ids, ScoreTable, as_ids
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
 
 

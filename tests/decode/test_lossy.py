@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig
+from serving.decode.limits import SchedulerLimits
 from serving.decode.offline import complete
-from serving.decode.scheduler import SchedulerLimits
 from serving.errors import RequestError
 from serving.memory.correction import PairCounts
 from serving.memory.online import OnlineMemory
 from serving.protocols import ScoreRequest
+from serving.requests import Chunk, Sampling, Tightening
 from serving.rules.book import RuleBook
 from serving.session import Session
-from serving.types import Chunk, Sampling, ScoreTable, Tightening
+from serving.types import ScoreTable
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, request
 
 OFTEN = PairCounts.of({(token + 1, token): 9 for token in range(100)})

@@ -13,8 +13,9 @@ import torch
 
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
+from serving.decode.limits import SchedulerLimits
 from serving.decode.offline import Completion, complete
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.drafters.model import ModelDrafter
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter
@@ -25,7 +26,8 @@ from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.protocols import Drafter
-from serving.types import Chunk, GenerationRequest, Limits, Sampling, TokenLogprob, as_ids
+from serving.requests import Chunk, GenerationRequest, Limits, Sampling
+from serving.types import TokenLogprob, as_ids
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import oracle
 from tests.models.tiny import VOCAB, tiny_model

@@ -5,7 +5,8 @@ import pytest
 from serving.decode.grouping import Grouping
 from serving.decode.offline import complete
 from serving.drafters.ready import PlainDrafter
-from serving.types import Chunk, GenerationRequest, Limits, as_ids
+from serving.requests import Chunk, GenerationRequest, Limits
+from serving.types import as_ids
 from tests.decode.scripted import (
     ScriptedDrafter,
     ScriptedModel,

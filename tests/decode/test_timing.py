@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from serving.decode.engine import Engine
-from serving.decode.scheduler import SchedulerLimits
+from serving.decode.limits import SchedulerLimits
 from serving.decode.stats import EngineStats
 from serving.decode.timing import MAX_KEPT, RequestLog, RequestTimes
 from serving.protocols import DraftRequest, ScoreRequest
-from serving.types import Chunk, Draft, Receipt, ScoreTable, as_ids
+from serving.requests import Chunk, Receipt
+from serving.types import Draft, ScoreTable, as_ids
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, request
 
 DONE = RequestTimes(

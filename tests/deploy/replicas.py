@@ -6,20 +6,12 @@ from ray.exceptions import ActorDiedError
 
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.protocols import DraftRequest, Outcome, Proposal
+from serving.requests import Chunk, GenerationRequest, Limits
 from serving.session import Session
-from serving.types import (
-    Chunk,
-    Draft,
-    ExceptionRecord,
-    GenerationRequest,
-    Ids,
-    Limits,
-    Verdict,
-    Verified,
-    as_ids,
-)
+from serving.types import Draft, ExceptionRecord, Ids, Verdict, Verified, as_ids
 from tests.deploy.fakes import Drafts
 
 PROMPT_LEN = 3

@@ -3,7 +3,8 @@
 import pytest
 
 from serving.deploy.flushing import Flusher, joined
-from serving.types import Chunk, ExceptionRecord, Ledger, Receipt, TokenLogprob
+from serving.requests import Chunk, Receipt
+from serving.types import ExceptionRecord, Ledger, TokenLogprob
 
 
 def chunks(count: int) -> list[Chunk]:

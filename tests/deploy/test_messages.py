@@ -12,7 +12,8 @@ from serving.deploy.sync import SessionSync
 from serving.deploy.table import DraftTable
 from serving.errors import OverloadedError, RequestError
 from serving.protocols import DraftRequest, Outcome
-from serving.types import Chunk, Draft, GenerationRequest, Limits, Receipt, Sampling, as_ids
+from serving.requests import Chunk, GenerationRequest, Limits, Receipt, Sampling
+from serving.types import Draft, as_ids
 from tests.deploy.fakes import SpyDrafter
 
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from serving.decode.engine import Engine
-from serving.decode.scheduler import SchedulerLimits
+from serving.decode.limits import SchedulerLimits
 from serving.deploy.target import StalledError, raise_if_stalled, stream
 from serving.protocols import ScoreRequest
-from serving.types import Chunk, ScoreTable
+from serving.requests import Chunk
+from serving.types import ScoreTable
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, request
 
 LIMIT_S = 0.3

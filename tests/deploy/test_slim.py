@@ -16,7 +16,8 @@ from serving.deploy.slim_table import SlimTable
 from serving.models.hf_decoder import HFDecoder
 from serving.models.slim import slim_in_place
 from serving.protocols import ScoreRequest, ScoringModel
-from serving.types import Ids, Sampling, ScoreTable, as_ids
+from serving.requests import Sampling
+from serving.types import Ids, ScoreTable, as_ids
 from serving.verifiers.via import ViaVerifier
 from tests.deploy.test_messages import modules_in
 from tests.models.test_packed_lm import make_lm

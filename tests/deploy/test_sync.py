@@ -8,7 +8,8 @@ from serving.deploy.messages import MAX_IDS_BYTES, DraftAnswer, DraftCall, Draft
 from serving.deploy.sync import SessionSync
 from serving.deploy.table import DraftTable
 from serving.protocols import DraftRequest, Outcome
-from serving.types import EMPTY_DRAFT, Sampling, as_ids
+from serving.requests import Sampling
+from serving.types import EMPTY_DRAFT, as_ids
 from tests.deploy.fakes import SpyDrafter
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from serving.deploy.target import stream
 from serving.errors import OverloadedError
-from serving.types import Chunk, Receipt
+from serving.requests import Chunk, Receipt
 from tests.deploy.replicas import request
 
 PLAIN = "plain text"

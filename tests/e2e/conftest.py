@@ -9,7 +9,7 @@ from serving.config import EngineConfig, ModelConfig, Profile
 from serving.config_rules import RuleConfig, StrictRule
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.tokenizer import ChatTokenizer
-from serving.types import GenerationRequest, Limits
+from serving.requests import GenerationRequest, Limits
 
 MAX_TOKENS = 32
 QUESTIONS = (

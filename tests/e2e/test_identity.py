@@ -8,7 +8,7 @@ import pytest
 from serving.build import Built
 from serving.config import Eagle3Drafter, ModelDrafter, NoDrafter, SuffixDrafter
 from serving.decode.offline import complete
-from serving.types import GenerationRequest, Limits, Sampling
+from serving.requests import GenerationRequest, Limits, Sampling
 
 pytestmark = pytest.mark.slow
 

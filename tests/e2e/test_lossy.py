@@ -12,7 +12,8 @@ from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.packed_lm import PackedLM
 from serving.models.tokenizer import ChatTokenizer
-from serving.types import GenerationRequest, as_ids
+from serving.requests import GenerationRequest
+from serving.types import as_ids
 from tuning.scoring import discrepancies, score_output
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from serving.build import Built
 from serving.config import ModelDrafter, SuffixDrafter, ViaVerifier
 from serving.decode.offline import complete
-from serving.types import GenerationRequest
+from serving.requests import GenerationRequest
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from serving.build import Built
 from serving.config import ModelConfig, ModelDrafter, Profile, SuffixDrafter
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.drafters.ready import PlainDrafter
 from serving.errors import ConfigError, RequestError
 from serving.models.loading import LoadOptions, load_packed_lm

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.load import Counts, Request, Sample, ask, connected, run_level
 from serving.errors import ConfigError
-from serving.types import Chunk, GenerationRequest
+from serving.requests import Chunk, GenerationRequest
 from tests.api.scripted import HELLO, ScriptedBackend, chat_body, create_app
 from tests.jobs.http_server import RawEvents, served
 

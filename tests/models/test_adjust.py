@@ -7,7 +7,8 @@ import torch
 
 from serving.models.adjust import adjust
 from serving.protocols import ScoreRequest
-from serving.types import Sampling, as_ids
+from serving.requests import Sampling
+from serving.types import as_ids
 
 VOCAB = 50
 PROMPT = [3, 4, 5]

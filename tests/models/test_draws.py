@@ -13,9 +13,10 @@ from serving.models.draws import RowDraw, draw
 from serving.models.noise import noise_keys
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
+from serving.requests import Sampling
 from serving.rules.prefix import accept_prefix
 from serving.rules.strict import StrictRule
-from serving.types import Ledger, Sampling, ScoreTable, Verdict, as_ids
+from serving.types import Ledger, ScoreTable, Verdict, as_ids
 
 FILTERS = [
     Sampling(0.7),

@@ -13,7 +13,8 @@ from serving.models.eagle3_lm import Eagle3LM
 from serving.models.eagle3_runner import NativeEagle3, TorchEagle3, kv_shape, runner_of
 from serving.models.kv_store import KVStore
 from serving.protocols import ScoreRequest
-from serving.types import Ids, Sampling
+from serving.requests import Sampling
+from serving.types import Ids
 from tests.models.eagle_heads import DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
 from tests.models.tiny import VOCAB
 

@@ -15,7 +15,8 @@ from serving.models.native_decoder import NativeDecoder, supports
 from serving.models.packed import Segment, pack
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.protocols import ScoreRequest
-from serving.types import Ids, Sampling
+from serving.requests import Sampling
+from serving.types import Ids
 from tests.models.tiny import FAMILIES, VOCAB, tiny_model
 
 CAPACITY = 160

@@ -2,8 +2,9 @@
 
 import pytest
 
+from serving.requests import Limits
 from serving.rules.clip import clip
-from serving.types import Limits, Verdict, as_ids
+from serving.types import Verdict, as_ids
 
 STOP = 99
 

@@ -8,8 +8,9 @@ from serving.decode.offline import complete
 from serving.errors import DrafthouseError
 from serving.memory.correction import pair_of
 from serving.memory.drift import EDGES, NUM_BINS, bin_of, drift, shares_of
+from serving.requests import Receipt
 from serving.rules.book import RuleBook
-from serving.types import ExceptionRecord, Receipt, as_ids
+from serving.types import ExceptionRecord, as_ids
 from tests.decode.scripted import arithmetic, make_scheduler, oracle, request
 from tests.decode.test_lossy import NearModel
 from tests.rules.blocks import table

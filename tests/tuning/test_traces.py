@@ -8,7 +8,8 @@ import pytest
 
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.errors import ConfigError
 from serving.rules.strict import StrictRule
 from serving.trace import StepRecord, read_traces, write_steps

@@ -11,8 +11,9 @@ from torch import Tensor
 from serving.config_rules import AsdRule, CsdRule, RuleConfig, StrictRule
 from serving.decode.grouping import Grouping
 from serving.decode.guard import FixedDrafts
+from serving.decode.limits import SchedulerLimits
 from serving.decode.offline import Completion, complete
-from serving.decode.scheduler import Scheduler, SchedulerLimits
+from serving.decode.scheduler import Scheduler
 from serving.drafters.model import ModelDrafter
 from serving.drafters.suffix import SuffixDrafter
 from serving.errors import RequestError
@@ -24,9 +25,10 @@ from serving.models.kv_store import KVStore
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.models.slim import slim_in_place
 from serving.protocols import Drafter, DraftRequest, ScoreRequest, Verifier
+from serving.requests import GenerationRequest, Limits, Sampling, Tightening
 from serving.rules.book import RuleBook
 from serving.rules.via import ViaGates
-from serving.types import GenerationRequest, Ids, Limits, Sampling, ScoreTable, Tightening, as_ids
+from serving.types import Ids, ScoreTable, as_ids
 from serving.verifiers.full import FullVerifier
 from serving.verifiers.via import ViaVerifier
 from tests.decode.scripted import ScriptedDrafter, spell
