@@ -173,6 +173,8 @@ class Verdict:
 
     def emitted(self, num_ids: int) -> "Verdict":
         """What of this verdict stands in the first `num_ids` tokens of its block."""
+        if num_ids >= len(self.tiers):
+            return self
         return replace(
             self,
             num_accepted=min(num_ids, self.num_accepted),
@@ -216,6 +218,8 @@ class Ledger:
 
     def charge(self, exceptions: Sequence[ExceptionRecord]) -> "Ledger":
         """This ledger after `exceptions`; one running float64 sum, so that replays agree to the last bit."""
+        if not exceptions:
+            return self
         spent = self.regret_spent
         for exception in exceptions:
             spent += exception.regret

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from serving.decode.text import TextStream
-from serving.decode.tiers import TierCounts, count_tiers, with_tiers
+from serving.decode.tiers import TierCounts, count_tiers, with_slim
 from serving.protocols import Proposal
 from serving.requests import Chunk, Receipt
 from serving.rules.clip import Clipped, clip
@@ -32,9 +32,9 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
     begins_at = session.num_emitted
     emitted = session.commit(clipped.ids, verified.verdict, round_number=session.round)
     tiers = count_tiers(verified, clipped, num_drafted=len(draft))
-    receipt = updated(session.receipt, draft, clipped=clipped, degraded=degraded)
+    receipt = updated(session.receipt, draft, clipped=clipped, tiers=tiers, degraded=degraded)
     receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
-    session.receipt = with_tiers(receipt, tiers, num_emitted=len(clipped.ids))
+    session.receipt = with_slim(receipt, tiers, num_emitted=len(clipped.ids))
     session.finish_reason = clipped.finish_reason
     chunk = Chunk(
         request_id=session.request_id,
@@ -61,7 +61,7 @@ def _logprobs(table: ScoreTable | None, clipped: Clipped) -> tuple[TokenLogprob,
     )
 
 
-def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool) -> Receipt:
+def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, tiers: TierCounts, degraded: bool) -> Receipt:
     """`receipt` after one more round. The bonus and the recovered token count as emitted, never as accepted."""
     num_drafted, choices = len(draft), receipt.choices
     if num_drafted:
@@ -73,6 +73,8 @@ def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool)
         accepted=receipt.accepted + clipped.num_accepted,
         emitted=receipt.emitted + len(clipped.ids),
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
+        target_passes=receipt.target_passes + (not tiers.is_slim_only),
+        replaced=receipt.replaced + tiers.replaced,
         choices=choices,
         degraded=receipt.degraded or degraded,
     )
@@ -80,6 +82,8 @@ def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, degraded: bool)
 
 def charged(receipt: Receipt, emitted: Verdict, ledger: Ledger, *, begins_at: int) -> Receipt:
     """`receipt` after a round whose first token is `begins_at` in the output: what its exceptions cost."""
+    if not emitted.exceptions and not emitted.is_exhausted:
+        return receipt
     is_first = emitted.is_exhausted and emitted.rejected is not None and receipt.exhausted_at is None
     return replace(
         receipt,

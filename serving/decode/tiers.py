@@ -40,13 +40,8 @@ def count_tiers(verified: Verified, clipped: Clipped, *, num_drafted: int) -> Ti
     )
 
 
-def with_tiers(receipt: Receipt, counts: TierCounts, *, num_emitted: int) -> Receipt:
-    """`receipt` after a round with `counts`."""
-    receipt = replace(
-        receipt,
-        target_passes=receipt.target_passes + (not counts.is_slim_only),
-        replaced=receipt.replaced + counts.replaced,
-    )
+def with_slim(receipt: Receipt, counts: TierCounts, *, num_emitted: int) -> Receipt:
+    """`receipt` after a round with `counts`: what the slim tier did, if there is one."""
     if receipt.slim is None and counts.slim_rows == 0:
         return receipt
     before = receipt.slim or SlimReceipt()

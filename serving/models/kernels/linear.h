@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "pool.h"
 #include "vector.h"
 
@@ -70,20 +72,33 @@ struct Output {
   }
 };
 
+constexpr int64_t kLine = 64;
+
+// Weights to bring to the second-level cache while others are used: one line from `from` on every `every` steps of k.
+struct Ahead {
+  const char* from;
+  int64_t every;
+};
+
 // TB rows of x from row t against PB panels from panel p.
 template <int TB, int PB, class W>
-inline void tile(const float* x, const W* panels, const Output& out, int64_t t, int64_t p, int64_t K) {
+inline void tile(const float* x, const W* panels, const Output& out, int64_t t, int64_t p, int64_t K, Ahead ahead) {
   Vec low[TB][PB] = {}, high[TB][PB] = {};
   const float* rows = x + t * K;
   const W* w = panels + p * K * kPanel;
-  for (int64_t k = 0; k < K; ++k) {
-    Pair weights[PB];
-    for (int b = 0; b < PB; ++b) weights[b] = load_pair(w + (b * K + k) * kPanel);
-    for (int r = 0; r < TB; ++r) {
-      const Vec value = splat(rows[r * K + k]);
-      for (int b = 0; b < PB; ++b) {
-        low[r][b] = fused(value, weights[b].low, low[r][b]);
-        high[r][b] = fused(value, weights[b].high, high[r][b]);
+  for (int64_t start = 0; start < K; start += ahead.every) {
+    __builtin_prefetch(ahead.from, 0, 2);
+    ahead.from += kLine;
+    const int64_t end = start + ahead.every < K ? start + ahead.every : K;
+    for (int64_t k = start; k < end; ++k) {
+      Pair weights[PB];
+      for (int b = 0; b < PB; ++b) weights[b] = load_pair(w + (b * K + k) * kPanel);
+      for (int r = 0; r < TB; ++r) {
+        const Vec value = splat(rows[r * K + k]);
+        for (int b = 0; b < PB; ++b) {
+          low[r][b] = fused(value, weights[b].low, low[r][b]);
+          high[r][b] = fused(value, weights[b].high, high[r][b]);
+        }
       }
     }
   }
@@ -96,27 +111,34 @@ inline void tile(const float* x, const W* panels, const Output& out, int64_t t, 
 
 template <int TB, int PB, class W>
 inline void panels_of(const float* x, const W* panels, const Output& out, int64_t t, int64_t p0, int64_t p1,
-                      int64_t K) {
+                      int64_t K, Ahead ahead) {
   int64_t p = p0;
-  for (; p + PB <= p1; p += PB) tile<TB, PB, W>(x, panels, out, t, p, K);
-  for (; p < p1; ++p) tile<TB, 1, W>(x, panels, out, t, p, K);
+  for (; p + PB <= p1; p += PB) tile<TB, PB, W>(x, panels, out, t, p, K, ahead);
+  for (; p < p1; ++p) tile<TB, 1, W>(x, panels, out, t, p, K, ahead);
 }
 
+// Few rows are bound by memory, whose own prefetching is best left alone; many are not, and ask a panel ahead of use.
 template <class W>
 void linear(const float* x, const W* panels, const Output& out, int64_t T, int64_t K) {
   constexpr int64_t kRows = 6;  // 12 sums, 2 weights and a value: 15 of 16 registers
-  const int64_t per_item = T >= 4 ? 1 : 4, all = num_panels(out.N), row_blocks = (T + kRows - 1) / kRows;
-  Pool::instance().run((all + per_item - 1) / per_item, [&](int64_t item) {
-    const int64_t p0 = item * per_item, p1 = p0 + per_item < all ? p0 + per_item : all;
+  const bool is_few = T < 4;
+  const int64_t per_item = is_few ? 4 : 1, all = num_panels(out.N), row_blocks = (T + kRows - 1) / kRows;
+  const int64_t bytes = K * kPanel * sizeof(W), lines = (bytes + kLine - 1) / kLine;
+  const int64_t every = is_few ? K : std::max<int64_t>(1, row_blocks * K / lines);
+  Pool& pool = Pool::instance();
+  pool.run((all + per_item - 1) / per_item, [&](int64_t item) {
+    const int64_t p0 = item * per_item, p1 = std::min(p0 + per_item, all);
+    const int64_t next = std::min(p0 + pool.size() * per_item, all - 1);  // those between go to other threads
     for (int64_t b = 0; b < row_blocks; ++b) {
       const int64_t t = T * b / row_blocks;
+      const Ahead ahead{reinterpret_cast<const char*>(panels) + next * bytes + bytes * b / row_blocks, every};
       switch (T * (b + 1) / row_blocks - t) {  // blocks as even as they can be: short ones waste the multipliers
-        case 1: panels_of<1, 4, W>(x, panels, out, t, p0, p1, K); break;
-        case 2: panels_of<2, 2, W>(x, panels, out, t, p0, p1, K); break;
-        case 3: panels_of<3, 2, W>(x, panels, out, t, p0, p1, K); break;
-        case 4: panels_of<4, 1, W>(x, panels, out, t, p0, p1, K); break;
-        case 5: panels_of<5, 1, W>(x, panels, out, t, p0, p1, K); break;
-        default: panels_of<6, 1, W>(x, panels, out, t, p0, p1, K); break;
+        case 1: panels_of<1, 4, W>(x, panels, out, t, p0, p1, K, ahead); break;
+        case 2: panels_of<2, 2, W>(x, panels, out, t, p0, p1, K, ahead); break;
+        case 3: panels_of<3, 2, W>(x, panels, out, t, p0, p1, K, ahead); break;
+        case 4: panels_of<4, 1, W>(x, panels, out, t, p0, p1, K, ahead); break;
+        case 5: panels_of<5, 1, W>(x, panels, out, t, p0, p1, K, ahead); break;
+        default: panels_of<6, 1, W>(x, panels, out, t, p0, p1, K, ahead); break;
       }
     }
   });

@@ -26,7 +26,11 @@ class Pool {
       workers_.emplace_back([this] { work(); });
       workers_.back().detach();
     }
+    size_.store(int(workers_.size()) + 1, std::memory_order_relaxed);
   }
+
+  // Threads that may take part, the caller included.
+  int size() const { return size_.load(std::memory_order_relaxed); }
 
   // body(i) for every i in [0, count), in any order, by any of the threads.
   template <class Body>
@@ -99,4 +103,5 @@ class Pool {
   std::atomic<int64_t> count_{0}, done_{0};
   std::atomic<uint64_t> ticket_{0};
   std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> size_{1};
 };
