@@ -32,7 +32,7 @@ _CONTEXT = 128
 _TIMINGS = 15
 
 
-def excerpts(dialogues: Sequence[Dialogue], *, num_rows: int, max_output: int = 48) -> list[Dialogue]:
+def excerpts(dialogues: Sequence[Dialogue], *, num_rows: int, max_output: int = 96) -> list[Dialogue]:
     """The beginnings of as many dialogues as give `num_rows` scored positions, at most `max_output` from each."""
     taken: list[Dialogue] = []
     left = num_rows
