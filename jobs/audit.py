@@ -1,4 +1,4 @@
-"""What a profile gains and what it costs: plain, strict and the profile on the same prompts, to their natural end.
+"""What profiles gain and what they cost: plain, strict and each profile on the same prompts, to their natural end.
 
 Speed is measured group by group, arms in turn and every second group backwards. Quality is what the target itself says
 of each output in a fresh pass (log likelihood), how often and where outputs part from strict's, their length, and task
@@ -23,12 +23,11 @@ from jobs.options import add_profile_options, add_prompt_options, profile_from, 
 from jobs.provenance import Provenance
 from jobs.reports import check_writable, write_json
 from serving.config import Profile
-from serving.errors import ConfigError
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.tokenizer import ChatTokenizer
 from serving.types import as_ids
 from tuning.audit import Judged, Judgements, arm_numbers, paired_numbers
-from tuning.audit_records import PLAIN, STRICT, Answer, Group
+from tuning.audit_records import PLAIN, Answer, Group
 from tuning.checkers import checker_of
 from tuning.prompts import Prompt
 from tuning.scoring import discrepancies, score_output
@@ -41,7 +40,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m jobs audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--profile", required=True, metavar="NAME|FILE")
+    p.add_argument(
+        "--profile", required=True, nargs="+", metavar="NAME|FILE",
+        help="one or several that differ in their rules alone",
+    )  # fmt: skip
     p.add_argument("--json", type=Path, required=True, metavar="OUT.json")
     p.add_argument("--run-code", action="store_true", help="run generated code against HumanEval's tests")
     add_prompt_options(p)
@@ -53,17 +55,15 @@ def main(argv: Sequence[str]) -> int:
     """Exit status 1 if a fresh pass contradicts any receipt."""
     args = parser().parse_args(argv)
     check_writable(args.json)
-    profile, prompts = profile_from(args, args.profile), prompts_from(args)
-    if profile.name in (PLAIN, STRICT):
-        raise ConfigError(f"--profile: {profile.name!r} is what others are compared with; give another one")
-    runs = AuditRuns(profile, prompts, args.max_tokens, args.json.with_suffix(".answers.jsonl"))
+    profiles, prompts = [profile_from(args, name) for name in args.profile], prompts_from(args)
+    runs = AuditRuns(profiles, prompts, args.max_tokens, args.json.with_suffix(".answers.jsonl"))
     groups = []
     with tqdm(total=len(prompts), desc="answers", unit="prompt", file=sys.stderr, dynamic_ncols=True) as bar:
         for group in runs.groups():
             groups.append(group)
             bar.update(len(group.runs[PLAIN].answers))
-    judged = _judge(profile, groups, {prompt.id: prompt for prompt in prompts}, runs_code=args.run_code)
-    report = _report(profile, runs, groups, judged, Provenance.of("audit", argv), runs_code=args.run_code)
+    judged = _judge(profiles[0], groups, {prompt.id: prompt for prompt in prompts}, runs_code=args.run_code)
+    report = _report(runs, groups, judged, Provenance.of("audit", argv), runs_code=args.run_code)
     write_json(args.json, report)
     text = markdown(report)
     args.json.with_suffix(".md").write_text(text, encoding="utf-8")
@@ -104,7 +104,6 @@ def _solved(prompt: Prompt, answer: Answer, *, runs_code: bool) -> bool | None:
 
 
 def _report(
-    profile: Profile,
     runs: AuditRuns,
     groups: Sequence[Group],
     judged: Judgements,
@@ -113,19 +112,26 @@ def _report(
     runs_code: bool,
 ) -> dict[str, Any]:
     tasks = {p.id: p.task for p in runs.prompts if checker_of(p, runs_code=runs_code) is not None}
-    calibration = getattr(profile.rule, "calibration", None)
-    paired = paired_numbers(profile.name, groups, judged, tasks=tasks, calibration=calibration)
+    first = runs.profiles[0]
     return {
-        "profile": profile.name,
-        "profile_hash": profile.hash,
-        "rule": profile.rule.model_dump(mode="json", exclude={"calibration"}),
-        "drafter": profile.drafter.model_dump(mode="json"),
-        "target": profile.target.model_dump(mode="json"),
+        "profiles": {
+            profile.name: {"hash": profile.hash, "rule": profile.rule.model_dump(mode="json", exclude={"calibration"})}
+            for profile in runs.profiles
+        },
+        "drafter": first.drafter.model_dump(mode="json"),
+        "target": first.target.model_dump(mode="json"),
         "prompts": len(runs.prompts),
         "max_tokens": runs.max_tokens,
         "batch": runs.batch,
         "provenance": asdict(provenance),
         "arms": {arm: asdict(arm_numbers(arm, groups, judged)) for arm in runs.arms},
-        "paired": asdict(paired),
+        "paired": {
+            profile.name: asdict(
+                paired_numbers(
+                    profile.name, groups, judged, tasks=tasks, calibration=getattr(profile.rule, "calibration", None)
+                )
+            )
+            for profile in runs.profiles
+        },
         "problems": {f"{arm} {name}": list(one.problems) for (arm, name), one in judged.items() if one.problems},
     }

@@ -37,11 +37,11 @@ _RATIOS = ("speed / strict", "speed / plain", "strict's speed / plain", "length 
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Tables: the arms side by side, then the paired comparison, each with its interval."""
+    """Tables: the arms side by side, then each profile against strict, with its interval."""
     arms, paired = report["arms"], report["paired"]
     rows = [[label, *(_cell(arm[key]) for arm in arms.values())] for label, key in _ARM_ROWS.items()]
     lines = [
-        f"# Audit of {report['profile']} ({report['profile_hash']})",
+        "# Audit of " + ", ".join(f"{name} ({one['hash']})" for name, one in report["profiles"].items()),
         "",
         f"{report['prompts']} prompts, at most {report['max_tokens']} tokens, {report['batch']} at once; target "
         f"{report['target']['model']} ({report['target']['dtype']}), drafter {report['drafter']['kind']}. "
@@ -50,20 +50,29 @@ def markdown(report: Mapping[str, Any]) -> str:
         *_table(["", *arms], rows),
         "",
         *_table(
-            [f"{report['profile']} against strict", "with its 95 % interval"],
-            [[label, _cell(paired[key])] for label, key in _PAIRED_ROWS.items()],
+            ["against strict, with 95 % intervals", *paired],
+            [[label, *(_cell(one[key]) for one in paired.values())] for label, key in _PAIRED_ROWS.items()],
         ),
     ]
-    for task, score in paired["task_scores"].items():
-        told = {name: _cell(value) for name, value in score.items()}
-        lines += ["", f"{task}: {told}" if "profile" in score else f"{task}: strict solves {told['strict']}, no signal"]
+    for name, one in paired.items():
+        for task, score in one["task_scores"].items():
+            told = {key: _cell(value) for key, value in score.items()}
+            has_signal = "profile" in score
+            lines += [
+                "",
+                f"{name}, {task}: {told}" if has_signal else f"{task}: strict solves {told['strict']}, no signal",
+            ]
     return "\n".join(lines) + "\n"
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
-    """The ratios of the paired comparison with their intervals, around 1."""
-    rows = {label: report["paired"][_PAIRED_ROWS[label]] for label in _RATIOS}
-    known = {label: (row["value"], row["low"], row["high"]) for label, row in rows.items() if row is not None}
+    """The ratios of the paired comparisons with their intervals, around 1."""
+    known = {
+        f"{name}: {label}": (row["value"], row["low"], row["high"])
+        for name, one in report["paired"].items()
+        for label in _RATIOS
+        if (row := one[_PAIRED_ROWS[label]]) is not None
+    }
     interval_chart(known, path, reference=1.0)
 
 

@@ -18,30 +18,47 @@ from tuning.prompts import Prompt
 
 @dataclass
 class AuditRuns:
-    """One engine for all arms: plain and strict are requests that tighten the profile. Drafts are not guarded.
+    """An engine a profile; plain and strict are requests that tighten the first. Drafts are not guarded.
 
     Memories and prefixes are salted by arm, so no arm answers from what another one left behind.
     """
 
-    profile: Profile
+    profiles: Sequence[Profile]
     prompts: Sequence[Prompt]
     max_tokens: int
     path: Path
-    _built: Built | None = field(default=None, repr=False)
+    _engines: dict[str, Built] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError unless the profiles differ in their rules alone: strict is the same for all."""
+        names = [profile.name for profile in self.profiles]
+        for name in names:
+            if name in (PLAIN, STRICT):
+                raise ConfigError(f"--profile: {name!r} is what others are compared with; give another one")
+            if names.count(name) > 1:
+                raise ConfigError(f"--profile: two of them are named {name!r}; give them names of their own")
+        first = self.profiles[0]
+        for profile in self.profiles[1:]:
+            for part in ("target", "drafter", "max_draft", "engine"):
+                if getattr(profile, part) != getattr(first, part):
+                    raise ConfigError(
+                        f"--profile: {profile.name!r} and {first.name!r} differ in `{part}`, so strict decoding "
+                        "would not be the same for both; audit them apart"
+                    )
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return (PLAIN, STRICT, self.profile.name)
+        return (PLAIN, STRICT, *(profile.name for profile in self.profiles))
 
     @property
     def batch(self) -> int:
-        return self.profile.engine.max_sessions
+        return self.profiles[0].engine.max_sessions
 
     @property
     def key(self) -> str:
         """What a line depends on besides its place."""
         ids = "\0".join(f"{prompt.id}\0{prompt.text}" for prompt in self.prompts)
-        parts = (self.profile.hash, str(self.max_tokens), ids)
+        parts = (*(profile.hash for profile in self.profiles), str(self.max_tokens), ids)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def groups(self) -> Iterator[Group]:
@@ -57,15 +74,16 @@ class AuditRuns:
                 out.flush()
                 yield group
 
-    @property
-    def engine(self) -> Built:
-        """Built on first use: a finished audit is evaluated again without it."""
-        if self._built is None:
-            engine = self.profile.engine.model_copy(update={"guard": False})
-            self._built = build(self.profile.model_copy(update={"engine": engine}))
-            for arm in self.arms:  # nobody pays for the first passes
-                list(complete(self._built.scheduler, self._requests(arm, "warm-up", self.prompts[:1], max_tokens=8)))
-        return self._built
+    def _engine(self, arm: str) -> Built:
+        """Built on first use: a finished audit is evaluated again without it. Nobody pays for the first passes."""
+        profile = next((one for one in self.profiles if one.name == arm), self.profiles[0])
+        if profile.name not in self._engines:
+            engine = profile.engine.model_copy(update={"guard": False})
+            built = self._engines[profile.name] = build(profile.model_copy(update={"engine": engine}))
+            for warmed in (arm, PLAIN):
+                requests = self._requests(built, warmed, "warm-up", self.prompts[:1], max_tokens=8)
+                list(complete(built.scheduler, requests))
+        return self._engines[profile.name]
 
     def _known(self) -> list[Group]:
         """What is on file; a half-written last line is dropped, other settings are refused."""
@@ -81,8 +99,9 @@ class AuditRuns:
         return groups
 
     def _run(self, arm: str, number: int, prompts: Sequence[Prompt]) -> ArmRun:
-        scheduler = self.engine.scheduler
-        requests = self._requests(arm, str(number), prompts, max_tokens=self.max_tokens)
+        built = self._engine(arm)
+        scheduler = built.scheduler
+        requests = self._requests(built, arm, str(number), prompts, max_tokens=self.max_tokens)
         before, started_s = scheduler.stats.copy(), time.perf_counter()
         done = {one.request_id: one for one in complete(scheduler, requests)}
         seconds, after = time.perf_counter() - started_s, scheduler.stats
@@ -95,8 +114,11 @@ class AuditRuns:
             first_mismatches=_grown(before.first_mismatches, after.first_mismatches),
         )
 
-    def _requests(self, arm: str, group: str, prompts: Sequence[Prompt], *, max_tokens: int) -> list[GenerationRequest]:
-        tokenizer = self.engine.tokenizer
+    @staticmethod
+    def _requests(
+        built: Built, arm: str, group: str, prompts: Sequence[Prompt], *, max_tokens: int
+    ) -> list[GenerationRequest]:
+        tokenizer = built.tokenizer
         requests = []
         for prompt in prompts:
             ids = tokenizer.render_chat([{"role": "user", "content": prompt.text}])
@@ -109,7 +131,7 @@ class AuditRuns:
                 tightening=Tightening(is_strict=arm in (PLAIN, STRICT)),
                 wants_tiers=True,
             )
-            self.engine.limits.check(request)
+            built.limits.check(request)
             requests.append(request)
         return requests
 

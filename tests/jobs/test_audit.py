@@ -43,10 +43,11 @@ def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
     assert load_profile(str(out)).rule.table_hash == profile.rule.table_hash  # type: ignore[union-attr]
 
     report_path = tmp_path / "audit.json"
-    audit = ["audit", "--profile", str(out), "--prompts", str(prompts), "--json", str(report_path), *FLAGS[:2]]
+    audit = ["audit", "--profile", str(out), "asd", "--prompts", str(prompts), "--json", str(report_path), *FLAGS]
     assert main(audit) == 0
     report = json.loads(report_path.read_text())
-    assert set(report["arms"]) == {"plain", "strict", "mine"}
+    assert list(report["arms"]) == ["plain", "strict", "mine", "asd"]
+    assert list(report["paired"]) == list(report["profiles"]) == ["mine", "asd"]
     assert report["problems"] == {}
     assert report["arms"]["strict"]["exceptions_per_request"] == 0
     assert report["arms"]["plain"]["target_passes_per_token"] == 1.0
@@ -62,6 +63,8 @@ def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
         (["calibrate", "asd", "--profile", "plain"], "--profile: 'plain' drafts nothing"),
         (["calibrate", "csd", "--max-pairs", "0"], "--max-pairs: must be at least 1"),
         (["audit", "--profile", "strict"], "--profile: 'strict' is what others are compared with"),
+        (["audit", "--profile", "asd", "asd"], "--profile: two of them are named 'asd'"),
+        (["audit", "--profile", "asd", "suffix"], "'suffix' and 'asd' differ in `drafter`"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
