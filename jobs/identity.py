@@ -2,7 +2,8 @@
 
 Runs every combination of drafter, K and batch size on the same prompts, in process (colocated) or through Serve
 deployments of their own (separate), and reports each output that differs, and how many drafted tokens were accepted: a
-combination in which none were would compare plain decoding with itself. Exit status 1 for either.
+combination in which none were would compare plain decoding with itself. Exit status 1 for either. With the verifier
+`via` a slim verifier reads every draft first and leaves each decision to the target.
 """
 
 import argparse
@@ -22,7 +23,16 @@ from tqdm import tqdm
 from jobs.options import add_prompt_options, prompts_from
 from jobs.reference import StockGenerate
 from serving.build import build
-from serving.config import Eagle3Drafter, EngineConfig, ModelConfig, ModelDrafter, Profile, SuffixDrafter
+from serving.config import (
+    Eagle3Drafter,
+    EngineConfig,
+    FullVerifier,
+    ModelConfig,
+    ModelDrafter,
+    Profile,
+    SuffixDrafter,
+    ViaVerifier,
+)
 from serving.decode.offline import complete
 from serving.errors import ConfigError, DrafthouseError
 from serving.models.embedded import EMBEDDED_MODEL
@@ -32,6 +42,7 @@ from serving.requests import GenerationRequest, Limits
 SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K and batch sizes"
 _PORT = 8765
 _MAX_DRAFT = 20
+_NEVER = 2.0  # a threshold that no token reaches
 
 
 @dataclass
@@ -52,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--drafter", default="smollm2-135m-drafter", help="draft LM; default: %(default)s")
     p.add_argument("--eagle3", default="smollm2-135m-eagle3", help="EAGLE-3 head; default: %(default)s")
     p.add_argument("--drafters", default="suffix,model", help="of suffix, model, eagle3; default: %(default)s")
+    p.add_argument("--verifiers", default="full", help="of full, via; default: %(default)s")
+    p.add_argument("--mask", default="smollm2-135m-via", help="layers of `via`; default: %(default)s")
     p.add_argument("--drafts", default="1,2,4,8", metavar="K,K", help="drafted tokens a round; default: %(default)s")
     p.add_argument("--batches", default="1,8", metavar="N,N", help="sequences at once; default: %(default)s")
     p.add_argument("--placements", default="colocated", help="colocated, separate or both, separated by a comma")
@@ -95,7 +108,7 @@ def compared(name: str, k: int, expected: dict[str, list[int]], found: dict[str,
 
 
 def _profiles(args: argparse.Namespace) -> list[Profile]:
-    """One a placement, drafter and batch size, with the largest K; smaller ones are asked for request by request."""
+    """One a placement, verifier, drafter and batch size, with the largest K; requests ask for smaller ones."""
     largest = max(_numbers(args.drafts, "--drafts"))
     if largest > _MAX_DRAFT:
         raise ConfigError(f"--drafts: must be at most {_MAX_DRAFT}, got {largest}")
@@ -104,15 +117,22 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
         "model": ModelDrafter(model=args.drafter, max_draft=largest),
         "eagle3": Eagle3Drafter(model=args.eagle3, max_draft=largest),
     }
+    verifiers: dict[str, FullVerifier | ViaVerifier] = {
+        "full": FullVerifier(),
+        "via": ViaVerifier(mask=args.mask, theta_accept=_NEVER, theta_escalate=_NEVER),
+    }
     return [
         Profile(
-            name=f"{placement}-{kind}-batch{batch}",
+            name=f"{placement}-{'' if verifier == 'full' else 'via-'}{kind}-batch{batch}",
             target=ModelConfig(model=args.target, dtype="float32"),
             drafter=drafters[kind],
+            verifier=verifiers[verifier],
+            allow_uncertified=verifier == "via",
             engine=EngineConfig(max_sessions=batch, max_length=4096, guard=False),
             placement="separate" if placement == "separate" else "colocated",
         )
         for placement in _names(args.placements, ("colocated", "separate"), "--placements")
+        for verifier in _names(args.verifiers, tuple(verifiers), "--verifiers")
         for kind in _names(args.drafters, tuple(drafters), "--drafters")
         for batch in _numbers(args.batches, "--batches")
     ]

@@ -2,11 +2,12 @@
 
 Each arm searches each size with the same budget of masks, by DIMR cost on calibration answers: `random`, the paper's
 `alternating` random and Bayesian search, `guided` (sensitivities, TPE from their ranks, then swaps), and for comparison
-masks at `even` distances and of the layers that do least harm `one at a time`. The best of each arm is then judged on
-held-out answers to other prompts. Killed, it goes on where it was when started again with the same flags.
+masks at `even` distances and of the layers that do least harm `one at a time`. The best few of each arm are judged
+again on more calibration answers, and the best of those on held-out answers, each to other prompts. Killed, it goes on
+where it was when started again with the same flags.
 
-DIR gets evaluations.jsonl (every mask), mask-N.json (the best of each size, as profiles name it), report.json and
-history.png.
+DIR gets evaluations.jsonl and finals.jsonl (every mask), mask-N.json (the best of each size, as profiles name it),
+report.json and history.png.
 """
 
 import argparse
@@ -37,6 +38,8 @@ from tuning.search import BenchRecipe, search_masks
 from tuning.selfgen import Dialogue
 from tuning.via import MaskBench, excerpts
 
+_FINALISTS = 5
+
 
 def parser() -> argparse.ArgumentParser:
     """The flags of this job."""
@@ -52,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--budget", type=int, default=200, help="masks of each arm and size (default: %(default)s)")
     p.add_argument("--arms", default=",".join(ARMS), help="default: %(default)s")
     p.add_argument("--rows", type=int, default=384, help="positions to search on (default: %(default)s)")
+    p.add_argument("--final-rows", type=int, default=1152, help="positions for the best few (default: %(default)s)")
     p.add_argument("--held-out-rows", type=int, default=1024, help="positions to judge on (default: %(default)s)")
     p.add_argument("--cpus", type=float, default=1.0, help="of the actor that judges (default: %(default)s)")
     p.add_argument("--address", help="a Ray cluster; default: RAY_ADDRESS, or this machine")
@@ -73,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
     split = _split(args)
     search = MaskSearch(plan, MaskLog(args.out / "evaluations.jsonl", _identity(args, split.calibration)))
     seconds = _search(args, search, split.calibration)
+    _choose(args, split.final, search.histories)
     held_out = _judge(BenchRecipe(args.target, args.dtype, split.held_out), search.histories)
     provenance = asdict(Provenance.of("search via", argv))
     rows = [_row(history, held_out[history.best]) for history in search.histories]
@@ -87,9 +92,10 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class _Split:
-    """Answers to search on, and answers to other prompts to judge on."""
+    """Answers to search on, to choose from the best few by, and to judge on: each to other prompts."""
 
     calibration: list[Dialogue]
+    final: list[Dialogue]
     held_out: list[Dialogue]
 
 
@@ -98,12 +104,14 @@ def _split(args: argparse.Namespace) -> _Split:
     dialogues = list({d.prompt_ids.tobytes(): d for d in dialogues_for(args, args.out / "text")}.values())
     held_out = excerpts(dialogues, num_rows=args.held_out_rows)
     calibration = excerpts(dialogues[len(held_out) :], num_rows=args.rows)
-    if sum(len(d.output_ids) for d in calibration) < args.rows:
-        raise ConfigError(
-            f"--rows: {args.rows} behind {args.held_out_rows} held-out rows are more than the answers have; "
-            "add --data or --tokens, or lower one of them"
-        )
-    return _Split(calibration, held_out)
+    final = excerpts(dialogues[len(held_out) + len(calibration) :], num_rows=args.final_rows)
+    for flag, wanted, found in (("--rows", args.rows, calibration), ("--final-rows", args.final_rows, final)):
+        if sum(len(d.output_ids) for d in found) < wanted:
+            raise ConfigError(
+                f"{flag}: {wanted} behind {args.held_out_rows} held-out rows are more than the answers have; "
+                "add --data or --tokens, or lower one of them"
+            )
+    return _Split(calibration, final, held_out)
 
 
 def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialogue]) -> float:
@@ -129,6 +137,20 @@ def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialog
     return time.monotonic() - started
 
 
+def _choose(args: argparse.Namespace, dialogues: list[Dialogue], histories: Sequence[History]) -> None:
+    """Judge the best few masks of each arm again: on little data the best of many is partly luck."""
+    kept = MaskLog(args.out / "finals.jsonl", _identity(args, dialogues))
+    masks = list(dict.fromkeys(mask for history in histories for mask in history.leaders(_FINALISTS)))
+    asked = [mask for mask in masks if kept.get(mask) is None]
+    if asked:
+        bench = BenchRecipe(args.target, args.dtype, dialogues).make()
+        for mask in tqdm(asked, desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True):
+            kept.add(mask, bench.agreement(mask))
+    for history in histories:
+        found = {mask: kept.get(mask) for mask in history.leaders(_FINALISTS)}
+        history.final_costs = {mask: one.cost for mask, one in found.items() if one is not None}
+
+
 def _judge(recipe: BenchRecipe, histories: Sequence[History]) -> dict[Mask, dict[str, float]]:
     """Agreement on the held-out rows, of the best mask of each history."""
     bench: MaskBench = recipe.make()
@@ -143,6 +165,7 @@ def _row(history: History, held_out: dict[str, float]) -> dict[str, Any]:
         "arm": history.arm,
         "masks": len(history.masks),
         "cost": round(min(history.costs), 4),
+        "final cost": round(min(history.final_costs.values()), 4),
         "held-out cost": round(held_out["cost"], 4),
         "held-out KL": round(held_out["kl"], 4),
         "held-out top-1": round(held_out["top1"], 4),
@@ -153,8 +176,8 @@ def _row(history: History, held_out: dict[str, float]) -> dict[str, Any]:
 def _write_mask(
     args: argparse.Namespace, size: int, rows: list[dict[str, Any]], num_layers: int, provenance: dict[str, Any]
 ) -> None:
-    """The best mask of a size by calibration cost, with what was found of it and how."""
-    best = min(rows, key=lambda row: float(row["cost"]))
+    """The best mask of a size by its final cost, with what was found of it and how."""
+    best = min(rows, key=lambda row: float(row["final cost"]))
     mask = {
         "model": args.target,
         "num_layers": num_layers,

@@ -69,16 +69,29 @@ class MaskLog:
 
 @dataclass
 class History:
-    """One arm on one size: the masks of that size in the order they were asked, and their costs."""
+    """One arm on one size: the masks of that size in the order they were asked, and their costs.
+
+    `final_costs` are those of its best masks on more data, where they were judged again.
+    """
 
     arm: str
     space: Space
     masks: list[Mask] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
+    final_costs: dict[Mask, float] = field(default_factory=dict)
+
+    def leaders(self, count: int) -> list[Mask]:
+        """The `count` masks of least cost, the best first."""
+        return sorted(self._costs, key=self._costs.__getitem__)[:count]
 
     @property
     def best(self) -> Mask:
-        return self.masks[min(range(len(self.costs)), key=self.costs.__getitem__)]
+        """The mask of least final cost, or of least cost where none was judged again."""
+        return min(self.final_costs, key=self.final_costs.__getitem__) if self.final_costs else self.leaders(1)[0]
+
+    @property
+    def _costs(self) -> dict[Mask, float]:
+        return dict(zip(self.masks, self.costs, strict=True))
 
     @property
     def running_best(self) -> list[float]:

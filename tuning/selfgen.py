@@ -22,8 +22,6 @@ from serving.types import Ids, as_ids
 
 SCHEMA = pa.schema([("prompt_ids", pa.list_(pa.int32())), ("output_ids", pa.list_(pa.int32()))])
 _MARK = "@@@"
-# Requests that wait, so that a place in the batch is taken at once when it becomes free.
-_AHEAD = 8
 _STEMS = (
     "Write", "Explain", "How", "What is", "Why", "Give me", "Can you", "Describe", "Summarize", "Create", "List",
     "Compare", "I want", "Help me", "Please", "Tell me about", "Translate", "Solve", "Calculate", "Who", "When did",
@@ -161,7 +159,8 @@ class _Production:
         self._parts[number] = _Part(questions, len(questions))
 
     def _fill(self, number: int, wanted: int) -> None:
-        while len(self._open) < self._built.limits.max_sessions + _AHEAD:
+        # None waits: an answer then finds the KV row of its question, which has just become free.
+        while len(self._open) < self._built.limits.max_sessions:
             request = self._next_request(number, wanted)
             if request is None:
                 return

@@ -49,19 +49,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["search", "via", "--target", deep_model, "--dtype", "float32", "--data", str(data), "--out", str(out)]
-    flags += ["--sizes", "2", "--rows", "40", "--held-out-rows", "40", "--budget", "8"]
+    flags += ["--sizes", "2", "--rows", "40", "--held-out-rows", "40", "--final-rows", "40", "--budget", "8"]
     assert main(flags) == 0
     log = (out / "evaluations.jsonl").read_text()
     report = json.loads((out / "report.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["even", "one at a time", "guided", "random", "alternating"]
     skipped = [json.loads(line)["skipped"] for line in log.splitlines()[1:]]
     assert len({tuple(one) for one in skipped}) == len(skipped)
-    best = min((row for row in report["arms"]), key=lambda row: row["cost"])
+    best = min((row for row in report["arms"]), key=lambda row: row["final cost"])
     mask = read_mask(str(out / "mask-2.json"), model=deep_model, num_layers=NUM_LAYERS)
     assert list(mask.skipped) == best["skipped"]
     assert (out / "history.png").stat().st_size > 1000
+    finals = (out / "finals.jsonl").read_text()
+    assert 1 < len(finals.splitlines()) - 1 <= 5 * len(report["arms"])
     assert main(flags) == 0  # everything is in the log: nothing is asked, no Ray is started
     assert (out / "evaluations.jsonl").read_text() == log
+    assert (out / "finals.jsonl").read_text() == finals
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,8 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
         (["--sizes", "two"], "numbers separated by commas"),
         (["--arms", "magic"], "none of even"),
         (["--budget", "3"], "at least 6"),
-        (["--rows", "4000"], "add --data or --tokens"),
+        (["--rows", "4000"], "--rows: 4000 behind 1024 held-out rows"),
+        (["--rows", "20", "--held-out-rows", "20", "--final-rows", "4000"], "--final-rows: 4000 behind"),
     ],
 )
 def test_a_wrong_flag_is_one_line(deep_model: str, data: Path, tmp_path: Path, flags, said, capsys) -> None:
