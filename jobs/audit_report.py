@@ -57,11 +57,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     for name, one in paired.items():
         for task, score in one["task_scores"].items():
             told = {key: _cell(value) for key, value in score.items()}
-            has_signal = "profile" in score
-            lines += [
-                "",
-                f"{name}, {task}: {told}" if has_signal else f"{task}: strict solves {told['strict']}, no signal",
-            ]
+            lines += ["", f"{name}, {task}: {told}" + ("" if "profile" in score else ", no signal")]
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ its argmax (or pre-drawn sample) is what the target itself would emit there. Ids
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -94,7 +95,7 @@ class RowLogprobs:
         return TokenLogprob(token_id, float(logprob), tuple(pairs))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScoreTable:
     """The target's view of one block: S = K + 1 rows, the columns that rules read, all after adjustments.
 
@@ -111,13 +112,13 @@ class ScoreTable:
     logsumexp: Floats | None = None
     logprobs: RowLogprobs | None = None
 
-    @property
+    @cached_property  # a rule asks several times for each of these two
     def mismatch(self) -> npt.NDArray[np.bool_]:
         """bool[K]: decided by id, never by equal logits."""
         differs: npt.NDArray[np.bool_] = self.draft_ids != self.next_ids[:-1]
         return differs
 
-    @property
+    @cached_property
     def regret(self) -> npt.NDArray[np.float64]:
         """float64[K], nats: top logit minus the draft token's, >= 0; +inf where the draft token is impossible."""
         gap = self.top_logits[:-1].astype(np.float64) - self.draft_logits.astype(np.float64)

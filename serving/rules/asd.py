@@ -40,7 +40,8 @@ class AsdRule:
             return np.zeros(len(scores.draft_ids), dtype=np.bool_)
         regret = scores.regret
         passes = np.isfinite(regret) & (regret / weights(len(regret), self.q, self.q_cap) <= self.gate)
-        return scores.mismatch & passes & ~held(scores.draft_ids, self.held_ids)
+        wanted = scores.mismatch & passes
+        return wanted & ~held(scores.draft_ids, self.held_ids) if wanted.any() else wanted
 
     def learn(self, emitted: Verdict) -> None:
         """Nothing: what this rule does depends on the ledger alone."""

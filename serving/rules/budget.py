@@ -31,8 +31,8 @@ class Purse:
         agree to the last bit.
         """
         mismatch = scores.mismatch
-        if not mismatch.any():
-            return accept_prefix(scores, ~mismatch)
+        if not wanted.any():
+            return accept_prefix(scores, ~mismatch, counts=counts)
         run = np.cumsum(np.concatenate(([ledger.regret_spent], np.where(mismatch, scores.regret, 0.0))))
         within = (run[:-1] < self.budget) & (run[1:] <= self.budget)
         open_to = wanted & (np.cumsum(mismatch) <= self.max_exceptions)

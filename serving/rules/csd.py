@@ -44,8 +44,10 @@ class CsdRule:
         limit = -math.log(self.min_ratio) if self.min_ratio > 0.0 else math.inf
         regret = scores.regret
         passes = np.isfinite(regret) & (regret <= limit) & (np.asarray(counts) > self.count_above)
-        is_held = held(scores.draft_ids, self.held_ids) | held(scores.next_ids[:-1], self.held_ids)
-        return scores.mismatch & passes & ~is_held
+        wanted = scores.mismatch & passes
+        if not wanted.any():
+            return wanted
+        return wanted & ~held(scores.draft_ids, self.held_ids) & ~held(scores.next_ids[:-1], self.held_ids)
 
     def learn(self, emitted: Verdict) -> None:
         """Each divergence counts once, after it was decided: none nominates itself."""
