@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig
 from serving.decode.limits import SchedulerLimits
 from serving.decode.offline import complete
+from serving.decode.round import settle
+from serving.decode.text import TextStream
 from serving.errors import RequestError
 from serving.memory.correction import PairCounts
 from serving.memory.online import OnlineMemory
-from serving.protocols import ScoreRequest
+from serving.protocols import Proposal, ScoreRequest
 from serving.requests import Chunk, Sampling, Tightening
 from serving.rules.book import RuleBook
 from serving.session import Session
-from serving.types import ScoreTable
-from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, request
+from serving.types import Draft, ScoreTable, as_ids
+from serving.verifiers.full import FullVerifier
+from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, request, spell
 
 OFTEN = PairCounts.of({(token + 1, token): 9 for token in range(100)})
 
@@ -139,21 +142,25 @@ def test_a_resumed_request_goes_on_with_its_ledger_and_its_divergences(lost_afte
     assert receipt.num_exceptions == len(regrets)
 
 
-def test_a_round_that_is_committed_twice_is_charged_once() -> None:
-    book = RuleBook(AsdRule(budget=1.0, gate=1.0))
-    asked = request("a")
-    terms = book.open(asked)
-    session = Session.admit(asked, terms.rule, max_draft=4)
+@pytest.mark.parametrize("max_tokens", [1, 20])
+def test_a_proposal_that_is_settled_twice_is_emitted_and_charged_once(max_tokens: int) -> None:
+    terms = RuleBook(AsdRule(budget=1.0, gate=1.0)).open(asked := request("a", max_tokens=max_tokens))
+    session = Session.admit(replace(asked, receipt=terms.receipt), terms.rule, max_draft=4)
     model = NearModel(arithmetic)
-    model.open("a", session.tokens)
-    drafted = np.array([arithmetic([5, 9]) + 1, 1], dtype=np.int32)
-    (table,) = model.score([ScoreRequest("a", np.concatenate([session.tokens, drafted]), num_rows=3)])
-    assert table is not None
-    verdict = terms.rule.judge(table, session.ledger)
-    emitted = session.commit(drafted[:1], verdict, round_number=0)
-    assert (len(emitted.exceptions), session.ledger.regret_spent) == (1, 0.25)
-    again = session.commit(drafted[:1], verdict, round_number=0)
-    assert (again.exceptions, session.ledger.regret_spent, session.num_emitted) == ((), 0.25, 1)
+    verifier = FullVerifier(model)
+    verifier.open(session)
+    proposal = Proposal(session, Draft(as_ids([arithmetic([5, 9]) + 1]), "model"))
+    (verified,) = verifier.verify([proposal])
+    assert verified is not None
+    text = TextStream(spell)
+    first = settle(proposal, verified, text, degraded=False)
+    assert (len(first.emitted.exceptions), session.ledger.regret_spent) == (1, 0.25)
+    tokens, ledger, receipt = session.tokens.tolist(), session.ledger, session.receipt
+    again = settle(proposal, verified, text, degraded=False)
+    assert again.chunk == Chunk("a", (), "", receipt, ledger)
+    assert (again.num_accepted, again.num_gained, again.emitted.tiers) == (0, 0, ())
+    assert (session.tokens.tolist(), session.ledger, session.receipt) == (tokens, ledger, receipt)
+    assert text.finish() == ""
 
 
 def test_a_stop_within_a_block_is_charged_for_nothing_behind_it() -> None:
