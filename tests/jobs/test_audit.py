@@ -77,10 +77,11 @@ def test_what_cannot_be_done_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kept", ['{"key": "other", "number": 0, "runs": {}}', '{"key": "of another release"}'])
 def test_answers_of_another_audit_are_not_mixed_in(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str
 ) -> None:
     beside = tmp_path / "a.answers.jsonl"
-    beside.write_text('{"key": "other", "number": 0, "runs": {}}\n')
+    beside.write_text(kept + "\n")
     assert main(["audit", "--profile", "asd", "--prompts", str(prompts), "--json", str(tmp_path / "a.json")]) == 2
     assert "is of an audit with other settings" in capsys.readouterr().err
