@@ -75,7 +75,7 @@ class CsdControls(Frozen):
     memory: Literal["frozen", "online"] = "frozen"
     table: str | None = Field(default=None, description="Parquet of calibrated counts, relative to the profile's file")
     table_hash: str | None = Field(default=None, pattern="^[0-9a-f]{16}$", description="what the counts must hash to")
-    store: str | None = Field(default=None, description="Parquet that an online memory is kept in; default: the cache")
+    store: str | None = Field(default=None, description="Parquet of an online memory, beside it too; default: cache")
     max_pairs: int = Field(default=65_536, ge=1, le=4_194_304, description="pairs one tenant's online memory may hold")
 
     @property
@@ -83,7 +83,7 @@ class CsdControls(Frozen):
         """Whether no mismatch passes CSD's tests."""
         return self.count_above == float("inf") or self.min_ratio > 1.0
 
-    @field_validator("table")
+    @field_validator("table", "store")
     @classmethod
     def _beside_the_profile(cls, value: str | None, info: ValidationInfo) -> str | None:
         folder = (info.context or {}).get("folder")
