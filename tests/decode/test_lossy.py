@@ -260,6 +260,15 @@ def test_a_request_that_samples_is_refused_at_admission_under_a_lossy_rule() -> 
     limits.check(replace(sampled, tightening=Tightening(budget=0.0)))
 
 
+@pytest.mark.parametrize(("regret", "temperature"), [(0.25, 0.7), (float("inf"), 0.0)])
+def test_samples_and_the_impossible_are_no_part_of_the_histogram(regret: float, temperature: float) -> None:
+    """Calibration leaves them out, so they would look like drift."""
+    scheduler = make_scheduler(NearModel(arithmetic, regret=regret), oracle(arithmetic, right=1), max_draft=4)
+    list(complete(scheduler, [replace(request("a"), sampling=Sampling(temperature))]))
+    assert scheduler.stats.replaced > 0
+    assert sum(scheduler.stats.first_mismatches) == 0
+
+
 def test_stats_count_mismatches_by_what_strict_would_have_done() -> None:
     def stats_of(rule: RuleConfig):
         scheduler = make_scheduler(
