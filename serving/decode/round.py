@@ -101,7 +101,7 @@ def charged(receipt: Receipt, emitted: Verdict, ledger: Ledger, *, begins_at: in
 
 
 def ended(
-    request_id: str, receipt: Receipt, reason: FinishReason, *, error: str | None = None, ledger: Ledger | None = None
+    request_id: str, receipt: Receipt, ledger: Ledger, reason: FinishReason, *, error: str | None = None
 ) -> Chunk:
     """The last chunk of a request that ends without a verdict: cancelled, or failed."""
-    return Chunk(request_id, (), "", receipt, ledger or Ledger(), finish_reason=reason, error=error)
+    return Chunk(request_id, (), "", receipt, ledger, finish_reason=reason, error=error)

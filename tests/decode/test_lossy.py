@@ -21,7 +21,7 @@ from serving.protocols import Proposal, ScoreRequest
 from serving.requests import Chunk, Sampling, Tightening
 from serving.rules.book import RuleBook
 from serving.session import Session
-from serving.types import Draft, ExceptionRecord, ScoreTable, Verdict, as_ids
+from serving.types import Draft, ExceptionRecord, Ledger, ScoreTable, Verdict, as_ids
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import NextToken, ScriptedModel, arithmetic, make_scheduler, oracle, request, spell
 
@@ -194,6 +194,14 @@ def test_what_a_request_met_before_it_was_resumed_is_added_once() -> None:
     for one in (lost, successor):
         book.close(one.request_id)
     assert online.snapshot("") == PairCounts.of({(4, 3): 1, (5, 4): 1})
+
+
+def test_a_resumed_request_that_is_cancelled_while_it_waits_says_what_it_has_spent() -> None:
+    scheduler = make_scheduler(NearModel(arithmetic), oracle(arithmetic), rules=RuleBook(RULES[0]))
+    chunks: list[Chunk] = []
+    scheduler.submit(replace(request("a~1"), ledger=Ledger(0.5, 2)), chunks.append)
+    scheduler.cancel("a~1")
+    assert [(chunk.ledger, chunk.finish_reason) for chunk in chunks] == [(Ledger(0.5, 2), "cancelled")]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20])
