@@ -3,8 +3,9 @@
 Speed is measured group by group, arms in turn and every second group backwards. Quality is what the target itself says
 of each output in a fresh pass (log likelihood), how often and where outputs part from strict's, their length, and task
 scores for prompts with a `reference` that ends in a number, or, where --run-code allows it, `test` and `entry_point`.
-Each receipt is checked in the same pass: every token the target's own, or a recorded exception with its regret.
-Intervals are 95 % bootstrap intervals over prompts, those of speed over groups. Drafts are not guarded: K is the
+Each receipt is checked in the same pass: every token the target's own, or a recorded exception with its regret, and
+its totals those of its exceptions. Intervals are 95 % bootstrap intervals over prompts, those of speed over groups,
+where there are enough of these. Drafts are not guarded: K is the
 profile's. Killed, it goes on where it was. A report in Markdown and a plot go beside the JSON.
 """
 
@@ -30,7 +31,7 @@ from tuning.audit import Judged, Judgements, arm_numbers, paired_numbers
 from tuning.audit_records import PLAIN, Answer, Group
 from tuning.checkers import checker_of
 from tuning.prompts import Prompt
-from tuning.scoring import discrepancies, score_output
+from tuning.scoring import discrepancies, false_totals, score_output
 
 SUMMARY = "what a lossy profile gains and costs against strict, with every receipt checked"
 
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 1 if a fresh pass contradicts any receipt."""
+    """Exit status 1 if a fresh pass, or its own list of exceptions, contradicts any receipt."""
     args = parser().parse_args(argv)
     check_writable(args.json)
     profiles, prompts = [profile_from(args, name) for name in args.profile], prompts_from(args)
@@ -92,7 +93,10 @@ def _judge(profile: Profile, groups: Sequence[Group], prompts: dict[str, Prompt]
         prompt = prompts[answer.prompt_id]
         judged[arm, answer.prompt_id] = Judged(
             scored.log_likelihood,
-            tuple(discrepancies(scored.table, answer.exceptions)),
+            (
+                *discrepancies(scored.table, answer.exceptions),
+                *false_totals(answer.receipt, answer.exceptions),
+            ),
             _solved(prompt, answer, runs_code=runs_code),
         )
     return judged

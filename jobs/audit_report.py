@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.plotting import interval_chart
+from tuning.bootstrap import Interval
 
 _ARM_ROWS = {
     "tokens/s": "tokens_per_s",
     "accepted length": "accepted_length",
     "tokens per target pass": "tokens_per_target_pass",
     "target passes per token": "target_passes_per_token",
+    "slim passes per token": "slim_passes_per_token",
     "drafted per token": "drafted_per_token",
     "cycles per 1k tokens": "cycles_per_1k_tokens",
     "exceptions per request": "exceptions_per_request",
@@ -21,7 +23,8 @@ _ARM_ROWS = {
     "at output token (median)": "exhausted_at_median",
     "log likelihood per token": "log_likelihood_per_token",
     "tokens": "tokens",
-    "answers that a fresh pass contradicts": "unconfirmed_answers",
+    "answers cut by max_tokens": "cut_by_max_tokens",
+    "answers whose receipt is contradicted": "unconfirmed_answers",
 }
 _PAIRED_ROWS = {
     "speed / strict": "speed_ratio_to_strict",
@@ -64,7 +67,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 def plot(report: Mapping[str, Any], path: Path) -> None:
     """The ratios of the paired comparisons with their intervals, around 1."""
     known = {
-        f"{name}: {label}": (row["value"], row["low"], row["high"])
+        f"{name}: {label}": tuple(row["value"] if row[end] is None else row[end] for end in ("value", "low", "high"))
         for name, one in report["paired"].items()
         for label in _RATIOS
         if (row := one[_PAIRED_ROWS[label]]) is not None
@@ -82,5 +85,5 @@ def _row(cells: list[str]) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, Mapping):
-        return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+        return str(Interval(**value))
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

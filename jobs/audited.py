@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from serving.build import Built, build
 from serving.config import Profile
 from serving.decode.offline import Completion, complete
@@ -93,8 +95,11 @@ class AuditRuns:
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < len(lines):
             self.path.write_bytes(b"".join(whole))
-        groups = [Group.model_validate_json(line) for line in whole]
-        if any(group.key != self.key for group in groups):
+        try:
+            groups = [Group.model_validate_json(line) for line in whole]
+        except ValidationError:  # of another release, or no such file at all
+            groups = None
+        if groups is None or any(group.key != self.key for group in groups):
             raise ConfigError(f"--json: {self.path} is of an audit with other settings; delete it, or write elsewhere")
         return groups
 
@@ -137,11 +142,13 @@ class AuditRuns:
 
 
 def _answer(prompt: Prompt, request: GenerationRequest, done: Completion) -> Answer:
+    assert done.finish_reason is not None, "it is complete"
     return Answer(
         prompt_id=prompt.id,
         prompt_ids=tuple(request.prompt_ids.tolist()),
         output_ids=tuple(done.output_ids),
         text=done.text,
+        finish_reason=done.finish_reason,
         receipt=done.receipt,
         exceptions=tuple(done.exceptions),
         tiers=dict(Counter(done.tiers)),

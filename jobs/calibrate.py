@@ -19,7 +19,7 @@ from jobs.options import add_profile_options, add_prompt_options, profile_from, 
 from jobs.provenance import Provenance
 from jobs.recorded import Recording, record_mismatches
 from serving.build_rules import memory_identity
-from serving.config import Profile
+from serving.config import FullVerifier, Profile
 from serving.config_rules import CsdRule
 from serving.errors import ConfigError
 from serving.memory.correction_file import save_counts
@@ -52,6 +52,11 @@ def main(argv: Sequence[str]) -> int:
     profile, prompts = profile_from(args, args.profile), prompts_from(args)
     if profile.max_draft == 0:
         raise ConfigError(f"--profile: {profile.name!r} drafts nothing, so nothing would be rejected; use another one")
+    if not isinstance(profile.verifier, FullVerifier):
+        raise ConfigError(
+            f"--profile: {profile.name!r} verifies by {profile.verifier.kind!r}, which rejects other tokens than the "
+            "full target does; use one whose verifier is full"
+        )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     recording = Recording(profile, max_tokens=args.max_tokens, path=args.out.with_suffix(".mismatches.jsonl"))
     mismatches: list[Mismatch] = []

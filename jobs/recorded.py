@@ -38,7 +38,7 @@ class Recording:
 
 def record_mismatches(recording: Recording, prompts: Sequence[Prompt]) -> Iterator[list[Mismatch]]:
     """One list a prompt, first those that an earlier run has found. A prompt that does not fit has none."""
-    known = _read(recording)
+    known = _read(recording, prompts)
     left = [prompt for prompt in prompts if prompt.id not in known]
     for prompt in prompts:
         if prompt.id in known:
@@ -47,7 +47,7 @@ def record_mismatches(recording: Recording, prompts: Sequence[Prompt]) -> Iterat
         return
     book = RecordingBook()
     built = build(recording.strict, rules=book)
-    requests = []
+    requests, texts = [], _texts(left)
     with recording.path.open("a", encoding="utf-8") as out:
         for prompt in left:
             ids = built.tokenizer.render_chat([{"role": "user", "content": prompt.text}])
@@ -60,16 +60,22 @@ def record_mismatches(recording: Recording, prompts: Sequence[Prompt]) -> Iterat
             requests.append(request)
         for done in complete(built.scheduler, requests):
             found = book.found.pop(done.request_id)
-            out.write(json.dumps({"key": recording.key, "id": done.request_id, "found": found}) + "\n")
+            record = {"key": recording.key, "id": done.request_id, "text": texts[done.request_id], "found": found}
+            out.write(json.dumps(record) + "\n")
             out.flush()
             yield found
 
 
-def _read(recording: Recording) -> dict[str, list[Mismatch]]:
-    """What is on file; a half-written last line is dropped, other settings are refused."""
+def _texts(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """What each prompt says, by its id, as 16 hex digits."""
+    return {prompt.id: hashlib.sha256(prompt.text.encode()).hexdigest()[:16] for prompt in prompts}
+
+
+def _read(recording: Recording, prompts: Sequence[Prompt]) -> dict[str, list[Mismatch]]:
+    """What is on file; a half-written last line is dropped, other settings and other texts are refused."""
     if not recording.path.is_file():
         return {}
-    known = {}
+    known, texts = {}, _texts(prompts)
     lines = recording.path.read_bytes().splitlines(keepends=True)
     whole = [line for line in lines if line.endswith(b"\n")]
     if len(whole) < len(lines):
@@ -78,5 +84,9 @@ def _read(recording: Recording) -> dict[str, list[Mismatch]]:
         record = json.loads(line)
         if record["key"] != recording.key:
             raise ConfigError(f"--out: {recording.path} was made with another profile or --max-tokens; delete it first")
+        if record.get("text") != texts.get(record["id"], record.get("text")):
+            raise ConfigError(
+                f"--out: {recording.path} was made with another text of prompt {record['id']!r}; delete it first"
+            )
         known[str(record["id"])] = [Mismatch(*found) for found in record["found"]]
     return known

@@ -186,8 +186,8 @@ class Profile(_Frozen):
 
     @property
     def hash(self) -> str:
-        """16 hex digits that name everything this profile says; calibrated counts by content, not by path."""
-        content = self.model_dump_json(exclude={"rule": {"table"}})
+        """16 hex digits that name everything this profile says; calibrated counts by content, files not by path."""
+        content = self.model_dump_json(exclude={"rule": {"table", "store"}})
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @model_validator(mode="after")

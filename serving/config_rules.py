@@ -47,6 +47,16 @@ class AsdControls(Frozen):
     q_cap: int = Field(default=16, ge=1, le=64, description="the most that q may be, however long the draft")
     relax_stop_tokens: bool = Field(default=False, description="let a stop token be an exception")
 
+    @property
+    def has_empty_purse(self) -> bool:
+        """Whether no exception can ever be paid for."""
+        return self.budget == 0.0 or self.max_exceptions == 0
+
+    @property
+    def has_shut_gate(self) -> bool:
+        """Whether no mismatch passes ASD's test."""
+        return self.gate == 0.0
+
     @model_validator(mode="after")
     def _budget_can_be_spent(self) -> Self:
         if self.budget > 0.0 and self.max_exceptions == 0:
@@ -65,10 +75,15 @@ class CsdControls(Frozen):
     memory: Literal["frozen", "online"] = "frozen"
     table: str | None = Field(default=None, description="Parquet of calibrated counts, relative to the profile's file")
     table_hash: str | None = Field(default=None, pattern="^[0-9a-f]{16}$", description="what the counts must hash to")
-    store: str | None = Field(default=None, description="Parquet that an online memory is kept in; default: the cache")
+    store: str | None = Field(default=None, description="Parquet of an online memory, beside it too; default: cache")
     max_pairs: int = Field(default=65_536, ge=1, le=4_194_304, description="pairs one tenant's online memory may hold")
 
-    @field_validator("table")
+    @property
+    def nominates_nothing(self) -> bool:
+        """Whether no mismatch passes CSD's tests."""
+        return self.count_above == float("inf") or self.min_ratio > 1.0
+
+    @field_validator("table", "store")
     @classmethod
     def _beside_the_profile(cls, value: str | None, info: ValidationInfo) -> str | None:
         folder = (info.context or {}).get("folder")
@@ -89,7 +104,7 @@ class AsdRule(AsdControls):
 
     @property
     def is_lossless(self) -> bool:
-        return self.budget == 0.0 or self.max_exceptions == 0 or self.gate == 0.0
+        return self.has_empty_purse or self.has_shut_gate
 
 
 class CsdRule(CsdControls):
@@ -100,7 +115,7 @@ class CsdRule(CsdControls):
 
     @property
     def is_lossless(self) -> bool:
-        return self.count_above == float("inf") or self.min_ratio > 1.0
+        return self.nominates_nothing
 
 
 class AsdCsdRule(AsdControls, CsdControls):
@@ -112,7 +127,8 @@ class AsdCsdRule(AsdControls, CsdControls):
 
     @property
     def is_lossless(self) -> bool:
-        return self.budget == 0.0 or self.max_exceptions == 0
+        shut = (self.has_shut_gate, self.nominates_nothing)
+        return self.has_empty_purse or (any(shut) if self.combine == "and" else all(shut))
 
 
 RuleConfig = Annotated[StrictRule | AsdRule | CsdRule | AsdCsdRule, Field(discriminator="kind")]

@@ -6,7 +6,7 @@ restarted process are one and the same path.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from serving.requests import GREEDY, Sampling
@@ -89,10 +89,19 @@ class ReadFeatures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A session and the draft to be judged for it this round."""
+    """A session and the draft to be judged for it in the round that the session is in when this is made."""
 
     session: Session
     draft: Draft
+    round_number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "round_number", self.session.round)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its round is over: nothing that is found out about it counts any more."""
+        return self.round_number != self.session.round
 
     @property
     def score_request(self) -> ScoreRequest:

@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -13,6 +13,7 @@ from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
 from tuning.bootstrap import Interval, mean, ratio
 
 LEAST_TASK_SCORE = 0.2
+LEAST_GROUPS = 6  # resampled by fewer, an interval of speed is narrower than the truth
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ Judgements = dict[tuple[str, str], Judged]  # by arm and prompt
 
 @dataclass(frozen=True)
 class ArmNumbers:
-    """One arm: speed, work a token, exceptions and their cost, likelihood."""
+    """One arm: speed, work a token, exceptions and their cost, likelihood, the share of answers that were cut."""
 
     tokens: int
     tokens_per_s: float
@@ -37,6 +38,7 @@ class ArmNumbers:
     accepted_at: list[float]
     tokens_per_target_pass: float
     target_passes_per_token: float
+    slim_passes_per_token: float
     drafted_per_token: float
     cycles_per_1k_tokens: float
     exceptions_per_request: float
@@ -48,6 +50,7 @@ class ArmNumbers:
     tier_shares: dict[str, float]
     log_likelihood_per_token: Interval | None
     first_mismatches: list[int]
+    cut_by_max_tokens: float
     unconfirmed_answers: int
 
 
@@ -85,6 +88,7 @@ def arm_numbers(arm: str, groups: Sequence[Group], judged: Judgements) -> ArmNum
         accepted_at=[_over(count, num_drafts) for count in _summed([run.accepted_at for run in runs])],
         tokens_per_target_pass=_over(tokens, passes),
         target_passes_per_token=_over(passes, tokens),
+        slim_passes_per_token=_over(sum(one.slim.passes for one in receipts if one.slim is not None), tokens),
         drafted_per_token=_over(sum(receipt.drafted for receipt in receipts), tokens),
         cycles_per_1k_tokens=_over(1000 * sum(receipt.rounds for receipt in receipts), tokens),
         exceptions_per_request=_over(sum(receipt.num_exceptions for receipt in receipts), len(answers)),
@@ -98,6 +102,7 @@ def arm_numbers(arm: str, groups: Sequence[Group], judged: Judgements) -> ArmNum
             [one.log_likelihood for one in verdicts], [answer.num_tokens for answer in answers]
         ),
         first_mismatches=_summed([run.first_mismatches for run in runs]),
+        cut_by_max_tokens=_over(sum(answer.finish_reason == "length" for answer in answers), len(answers)),
         unconfirmed_answers=sum(bool(one.problems) for one in verdicts),
     )
 
@@ -155,11 +160,15 @@ def _task_scores(
 
 
 def _speed_ratio(groups: Sequence[Group], arm: str, other: str) -> Interval | None:
-    """Seconds a token of `other` over those of `arm`, groups resampled: how many times as fast `arm` is."""
-    return ratio(
+    """Seconds a token of `other` over those of `arm`, groups resampled: how many times as fast `arm` is.
+
+    Of fewer than LEAST_GROUPS groups it is a number without an interval.
+    """
+    found = ratio(
         [group.runs[other].seconds / _num_tokens(group.runs[other]) for group in groups],
         [group.runs[arm].seconds / _num_tokens(group.runs[arm]) for group in groups],
     )
+    return found if found is None or len(groups) >= LEAST_GROUPS else replace(found, low=None, high=None)
 
 
 def _num_tokens(run: ArmRun) -> int:

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from serving.requests import Receipt
-from serving.types import ExceptionRecord
+from serving.types import ExceptionRecord, FinishReason
 
 PLAIN, STRICT = "plain", "strict"
 
@@ -19,6 +19,7 @@ class Answer(Record):
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     text: str
+    finish_reason: FinishReason
     receipt: Receipt
     exceptions: tuple[ExceptionRecord, ...]
     tiers: dict[str, int]

@@ -14,13 +14,15 @@ _COVERAGE = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95 % percentile interval over prompts."""
+    """An estimate with its 95 % percentile interval over prompts; ends that too few of them cannot tell are None."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.3f}"
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 

@@ -1,11 +1,16 @@
 """Whether an answer solves its task: GSM8K's final number, HumanEval's tests. Running code is off unless asked for."""
 
+import ast
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeAlias
 
 from tuning.prompts import Prompt
@@ -14,10 +19,13 @@ Checker: TypeAlias = Callable[[Prompt, str], bool]
 
 TIME_LIMIT_S = 5
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
+FILE_LIMIT_BYTES = 16 * 1024 * 1024
 # Set by the child itself, before any line of the answer: a fork with a function in between is not safe beside threads.
 _LIMITS = f"""import resource
 resource.setrlimit(resource.RLIMIT_CPU, ({TIME_LIMIT_S}, {TIME_LIMIT_S}))
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_LIMIT_BYTES}, {MEMORY_LIMIT_BYTES}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({FILE_LIMIT_BYTES}, {FILE_LIMIT_BYTES}))
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # no further process or thread, but for root
 """
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _CODE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -48,35 +56,58 @@ def last_number(text: str) -> float | None:
 
 
 def solves_code(prompt: Prompt, answer: str) -> bool:
-    """The function passes the task's tests, in a process of its own with little time and memory.
+    """The function passes the task's tests, in a process of its own with little time, memory and disk.
 
     That is a fence, not a prison: the code may read files and reach the network. Run it where that does no harm.
     """
     passed = uuid.uuid4().hex  # an answer that ends the process early has not passed
-    parts = (_LIMITS, _program(prompt, answer), prompt.test or "", f"check({prompt.entry_point})", f"print('{passed}')")
     with tempfile.TemporaryDirectory() as folder:
+        verdict = Path(folder, passed)
+        tell = f"open({str(verdict)!r}, 'x').close()"
+        parts = (_LIMITS, _program(prompt, answer), prompt.test or "", f"check({prompt.entry_point})", tell)
+        return _run("\n\n".join(parts), folder) == 0 and verdict.is_file()
+
+
+def _run(program: str, folder: str) -> int | None:
+    """Exit status of `program`, None where it takes too long. What it prints is lost, what it has started ends."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", program],
+        cwd=folder,
+        env={},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as child:
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-c", "\n\n".join(parts)],
-                cwd=folder,
-                env={},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=2 * TIME_LIMIT_S,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            return child.wait(timeout=2 * TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
-            return False
-    return done.returncode == 0 and done.stdout.endswith(f"{passed}\n")
+            return None
+        finally:
+            with suppress(ProcessLookupError):  # nothing of it is left
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 def _program(prompt: Prompt, answer: str) -> str:
-    """The answer's code: a whole function in a code block, or the body that goes on where the prompt stops."""
+    """The answer's code: a whole function in a code block, or the body that goes on where the prompt stops.
+
+    A whole function follows what stands before it in the prompt: imports and helpers that it may leave out.
+    """
     blocks = _CODE.findall(answer)
     code = max(blocks, key=len) if blocks else answer
-    return code if f"def {prompt.entry_point}" in code else prompt.text + code
+    begins = re.compile(rf"^def {re.escape(prompt.entry_point or '')}\b", re.MULTILINE)
+    if not begins.search(code):
+        return prompt.text + code
+    preamble = begins.split(prompt.text)[0]
+    return f"{preamble}\n{code}" if _is_code(preamble) else code
+
+
+def _is_code(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:  # words that ask for a function
+        return False
+    return True
 
 
 def _reference(prompt: Prompt) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.protocols import ScoreRequest, ScoringModel
-from serving.types import ExceptionRecord, Ids, ScoreTable
+from serving.requests import Receipt
+from serving.types import ExceptionRecord, Ids, Ledger, ScoreTable
 
 # Regret is a difference of float32 logits of some tens; kernels that sum in another order differ by less.
 REGRET_TOLERANCE = 1e-3
@@ -54,4 +55,21 @@ def discrepancies(table: ScoreTable, exceptions: Sequence[ExceptionRecord]) -> l
             problems.append(f"token {place}: recorded as {exception.draft_id} for {exception.target_id}, is not that")
         elif abs(regret - exception.regret) > REGRET_TOLERANCE:
             problems.append(f"token {place}: recorded regret {exception.regret:.5f}, found {regret:.5f}")
+    return problems
+
+
+def false_totals(receipt: Receipt, exceptions: Sequence[ExceptionRecord]) -> list[str]:
+    """Where the totals of a receipt are not those of the `exceptions` that it came with, all of the request's.
+
+    Regret is compared to the last bit: both sums add the same numbers in the same order.
+    """
+    listed = Ledger().charge(exceptions)
+    totals = (
+        ("regret_spent", receipt.regret_spent, listed.regret_spent),
+        ("num_exceptions", receipt.num_exceptions, listed.num_exceptions),
+        ("rescues", receipt.rescues, sum(one.count > 0 for one in exceptions)),
+    )
+    problems = [f"receipt: {name} is {told}, its exceptions make {due}" for name, told, due in totals if told != due]
+    if receipt.budget is not None and listed.regret_spent > receipt.budget:
+        problems.append(f"receipt: budget is {receipt.budget:g}, its exceptions cost {listed.regret_spent:g}")
     return problems

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from serving.decode.text import TextStream
-from serving.decode.tiers import TierCounts, count_tiers, with_slim
+from serving.decode.tiers import NO_TIERS, TierCounts, count_tiers, with_slim
 from serving.protocols import Proposal
 from serving.requests import Chunk, Receipt
 from serving.rules.clip import Clipped, clip
-from serving.types import Draft, FinishReason, Ledger, ScoreTable, TokenLogprob, Verdict, Verified
+from serving.types import NOTHING_EMITTED, Draft, FinishReason, Ledger, ScoreTable, TokenLogprob, Verdict, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,21 @@ class Settled:
     @property
     def num_gained(self) -> int:
         """Accepted tokens that came on top of the one that plain decoding would have emitted."""
-        return min(self.num_accepted, len(self.chunk.ids) - 1)
+        return min(self.num_accepted, max(0, len(self.chunk.ids) - 1))
 
 
 def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded: bool) -> Settled:
-    """Clip and commit one verified proposal. Mutates the session; the ledger is charged for emitted tokens only."""
+    """Clip and commit one verified proposal. Mutates the session; the ledger is charged for emitted tokens only.
+
+    Idempotent: a proposal whose round is over changes nothing, neither session nor text, and its chunk is empty.
+    """
     session, draft = proposal.session, proposal.draft
+    if proposal.is_settled:
+        nothing = Chunk(session.request_id, (), "", session.receipt, session.ledger)
+        return Settled(nothing, 0, NOTHING_EMITTED, NO_TIERS)
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
     begins_at = session.num_emitted
-    emitted = session.commit(clipped.ids, verified.verdict, round_number=session.round)
+    emitted = session.commit(clipped.ids, verified.verdict, round_number=proposal.round_number)
     tiers = count_tiers(verified, clipped, num_drafted=len(draft))
     receipt = updated(session.receipt, draft, clipped=clipped, tiers=tiers, degraded=degraded)
     receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
@@ -95,7 +101,7 @@ def charged(receipt: Receipt, emitted: Verdict, ledger: Ledger, *, begins_at: in
 
 
 def ended(
-    request_id: str, receipt: Receipt, reason: FinishReason, *, error: str | None = None, ledger: Ledger | None = None
+    request_id: str, receipt: Receipt, ledger: Ledger, reason: FinishReason, *, error: str | None = None
 ) -> Chunk:
     """The last chunk of a request that ends without a verdict: cancelled, or failed."""
-    return Chunk(request_id, (), "", receipt, ledger or Ledger(), finish_reason=reason, error=error)
+    return Chunk(request_id, (), "", receipt, ledger, finish_reason=reason, error=error)

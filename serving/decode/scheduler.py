@@ -113,7 +113,8 @@ class Scheduler:
             for waiting in [w for w in queue if w.request.request_id == request_id]:
                 queue.remove(waiting)
                 self.stats.cancelled += 1
-                waiting.sink(ended(request_id, waiting.request.receipt or Receipt(), "cancelled"))
+                request = waiting.request
+                waiting.sink(ended(request_id, request.receipt or Receipt(), request.ledger, "cancelled"))
             if not queue:
                 del self._waiting[salt]
 
@@ -174,7 +175,7 @@ class Scheduler:
             session_id = run.session.request_id
             done = settle(proposal, result, run.text, degraded=self.degraded)
             self.stats.count_draft(proposal.draft, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids))
-            self.stats.count_mismatches(result.verdict, done.emitted)
+            self.stats.count_mismatches(result.verdict, done.emitted, is_greedy=run.session.sampling.is_greedy)
             self.stats.count_tiers(done.tiers)
             settled.append((run, done))
             if session_id in drafted.drafts:
@@ -265,7 +266,7 @@ class Scheduler:
         try:
             self._release(run.session, remember=False)
         finally:  # its client hears of the end even where a role cannot let go of it
-            run.sink(ended(request_id, run.session.receipt, reason, error=error, ledger=run.session.ledger))
+            run.sink(ended(request_id, run.session.receipt, run.session.ledger, reason, error=error))
 
     def _release(self, session: Session, *, remember: bool) -> None:
         del self._running[session.request_id]

@@ -1,6 +1,7 @@
 """Counters of one engine since it started."""
 
 import copy
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
@@ -20,9 +21,9 @@ class EngineStats:
     `verify_s` its time in the verifier. `target_passes` counts a pass once for each session in it, as receipts do;
     `slim_passes` and `slim_rows` are a slim verifier's. `replaced` are drafted tokens whose place another one took,
     `audit_regret` is in nats. Of lossy rules: accepted mismatches (exceptions), those whose pair a memory knew
-    (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts blocks by the
-    regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the mean K that sessions
-    were allowed in the last round.
+    (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts
+    greedy blocks by the regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the
+    mean K that sessions were allowed in the last round.
     """
 
     rounds: int = 0
@@ -74,10 +75,13 @@ class EngineStats:
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
-    def count_mismatches(self, judged: Verdict, emitted: Verdict) -> None:
-        """One settled proposal: what strict would have refused first, and what was accepted all the same."""
-        if judged.seen:
-            self.first_mismatches[bin_of(judged.seen[0].regret)] += 1
+    def count_mismatches(self, judged: Verdict, emitted: Verdict, *, is_greedy: bool) -> None:
+        """One settled proposal: what strict would have refused first, and what was accepted all the same.
+
+        The histogram has what calibration counts: emitted and greedy, for a sample differs by chance, and finite.
+        """
+        if is_greedy and emitted.seen and math.isfinite(emitted.seen[0].regret):
+            self.first_mismatches[bin_of(emitted.seen[0].regret)] += 1
         self.exceptions += len(emitted.exceptions)
         self.rescues += sum(one.count > 0 for one in emitted.exceptions)
         self.regret_spent += sum(one.regret for one in emitted.exceptions)

@@ -11,17 +11,20 @@ from serving.types import Verified
 class TierCounts:
     """Of one round of one session; tokens are emitted ones, `audit_regret` is in nats."""
 
-    full_rows: int
-    slim_rows: int
-    slim_accepted: int
-    regenerated: int
-    replaced: int
-    audited: int
-    audit_regret: float
+    full_rows: int = 0
+    slim_rows: int = 0
+    slim_accepted: int = 0
+    regenerated: int = 0
+    replaced: int = 0
+    audited: int = 0
+    audit_regret: float = 0.0
 
     @property
     def is_slim_only(self) -> bool:
         return self.full_rows == 0
+
+
+NO_TIERS = TierCounts()
 
 
 def count_tiers(verified: Verified, clipped: Clipped, *, num_drafted: int) -> TierCounts:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,7 @@ log = logging.getLogger("ray.serve")
 NAMESPACE = "drafthouse"
 PERIOD_S = 2.0
 _ALONE_S = 60.0
+_LAST_WORD_S = 2.0
 
 
 class CorrectionActor:
@@ -41,8 +43,7 @@ class CorrectionActor:
     async def _watch(self) -> None:
         while time.monotonic() - self._called_s < _ALONE_S:
             await asyncio.sleep(PERIOD_S)
-            if self._hub.has_unsaved:
-                self._hub.save()
+            self._hub.keep()
         ray.kill(ray.get_runtime_context().current_actor)
 
 
@@ -62,13 +63,24 @@ class CorrectionLink:
         return cls(memory, identity=identity, max_pairs=rule.max_pairs, path=path)
 
     async def exchange_for_ever(self, *, period_s: float = PERIOD_S) -> None:
-        """Until cancelled. A hub out of reach costs nothing but news: what was met is told when one is there again."""
-        while True:
-            await asyncio.sleep(period_s)
-            try:
-                await self._sync.exchange()
-            except RayError as error:
-                log.warning("correction memory: %s; trying again", type(error).__name__)
+        """Until cancelled, and once more then: requests that have ended since are told, for nobody can later.
+
+        A hub out of reach costs nothing but news: what was met is told when one is there again.
+        """
+        try:
+            while True:
+                await asyncio.sleep(period_s)
+                await self._exchange()
+        except asyncio.CancelledError:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._exchange(), _LAST_WORD_S)
+            raise
+
+    async def _exchange(self) -> None:
+        try:
+            await self._sync.exchange()
+        except RayError as error:
+            log.warning("correction memory: %s; trying again", type(error).__name__)
 
     async def _call(self, call: Exchange) -> Totals:
         hub = ray.remote(CorrectionActor).options(

@@ -4,6 +4,7 @@ Counts only grow, and totals are taken over by their maximum, so a message may c
 dies loses what came after its last save; what it had saved and not yet acknowledged counts twice.
 """
 
+import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,8 @@ import numpy as np
 from serving.memory.correction import EMPTY_COUNTS, PairCounts
 from serving.memory.correction_file import load_all, save_counts
 from serving.memory.online import MAX_TENANTS, OnlineMemory
+
+log = logging.getLogger("ray.serve")
 
 MAX_PAIRS_IN_MESSAGE = 2048  # 24 bytes each
 
@@ -77,6 +80,7 @@ class CorrectionHub:
         self._version = 0
         self._heard: dict[str, tuple[int, int]] = {}
         self._saved_version = 0
+        self.failed_saves = 0  # since the last that succeeded
         if path is not None and path.is_file():
             for tenant, counts in load_all(path, identity=identity).items():
                 self._add(tenant, counts)
@@ -100,6 +104,21 @@ class CorrectionHub:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_counts(self._path, dict(self._counts), identity=self._identity)
         self._saved_version = self._version
+
+    def keep(self) -> None:
+        """Save what is new. A failure is counted and logged once; the next call tries again."""
+        if not self.has_unsaved:
+            return
+        try:
+            self.save()
+        except Exception as error:  # noqa: BLE001 - the disk's boundary: whatever it is may pass
+            self.failed_saves += 1
+            if self.failed_saves == 1:
+                log.error("correction memory: %s could not be saved, trying again: %s", self._path, error)
+            return
+        if self.failed_saves:
+            log.info("correction memory: %s is saved again after %d failures", self._path, self.failed_saves)
+        self.failed_saves = 0
 
     def _add(self, tenant: str, delta: PairCounts) -> None:
         before = self._counts.get(tenant, EMPTY_COUNTS)

@@ -75,14 +75,15 @@ class RequestMemory:
     """T of one request: snapshots as of its admission, plus the divergences of its own."""
 
     def __init__(self, *snapshots: PairCounts, resumed: Iterable[tuple[int, int]] = ()) -> None:
-        """`resumed` are (draft id, target id) that the request met on a replica that died."""
-        self._snapshots = tuple(snapshot.seen for snapshot in snapshots if snapshot.seen)
-        self._seen = Counter(pair_of(*ids) for ids in resumed)
+        """`resumed` are (draft id, target id) that the request met on a replica which could not go on with it."""
+        before = Counter(pair_of(*ids) for ids in resumed)
+        self._known = tuple(counts for counts in (before, *(snapshot.seen for snapshot in snapshots)) if counts)
+        self._seen: Counter[int] = Counter()
         self._rescued: Counter[int] = Counter()
 
     def count(self, draft_id: int, target_id: int) -> int:
         pair = pair_of(draft_id, target_id)
-        return self._seen[pair] + sum(snapshot.get(pair, 0) for snapshot in self._snapshots)
+        return self._seen[pair] + sum(counts.get(pair, 0) for counts in self._known)
 
     def note(self, emitted: Verdict) -> None:
         """Count the divergences whose position was emitted."""
@@ -93,5 +94,5 @@ class RequestMemory:
 
     @property
     def own(self) -> PairCounts:
-        """A copy of what this request has met itself."""
+        """A copy of what this request has met here. What it met on another replica is that one's to add."""
         return PairCounts(dict(self._seen), dict(self._rescued))

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from serving.memory.correction import EMPTY_COUNTS, PairCounts
+from serving.memory.growing import GrowingCounts
 
 MAX_TENANTS = 256
 TENANT_CHARS = 16
@@ -35,8 +36,8 @@ class OnlineMemory:
         self._max_pairs = max_pairs
         self._max_tenants = max_tenants
         self._lock = threading.Lock()
-        self._counts: OrderedDict[str, PairCounts] = OrderedDict()
-        self._untold: dict[str, PairCounts] = {}
+        self._counts: OrderedDict[str, GrowingCounts] = OrderedDict()
+        self._untold: dict[str, GrowingCounts] = {}
         self._told = Told(0, {})
         self._version = 0
 
@@ -49,23 +50,26 @@ class OnlineMemory:
         """The tenant's counts as of now; they never change."""
         with self._lock:
             tenant = tenant_of(salt)
-            if tenant in self._counts:
-                self._counts.move_to_end(tenant)
-            return self._counts.get(tenant, EMPTY_COUNTS)
+            if tenant not in self._counts:
+                return EMPTY_COUNTS
+            self._counts.move_to_end(tenant)
+            return self._counts[tenant].counts
 
     def add(self, salt: str, delta: PairCounts) -> None:
         """What one request of the tenant has met."""
         if len(delta):
             with self._lock:
                 tenant = tenant_of(salt)
-                self._untold[tenant] = self._untold.get(tenant, EMPTY_COUNTS).merged(delta, max_pairs=self._max_pairs)
-                self._put(tenant, self._counts.get(tenant, EMPTY_COUNTS).merged(delta, max_pairs=self._max_pairs))
+                self._untold.setdefault(tenant, GrowingCounts(self._max_pairs)).add(delta)
+                self._of(tenant).add(delta)
+                self._version += 1
 
     def tell(self) -> Told:
         """What others have not acknowledged: the same again, or what was added here since."""
         with self._lock:
             if not self._told.deltas:
-                self._told = Told(self._told.number + 1, self._untold)
+                untold = {tenant: growing.counts for tenant, growing in self._untold.items()}
+                self._told = Told(self._told.number + 1, untold)
                 self._untold = {}
             return self._told
 
@@ -78,23 +82,19 @@ class OnlineMemory:
     def absorb(self, tenant: str, totals: PairCounts) -> None:
         """Take over totals of all memories, which hold what this one has told and was acknowledged; never shrink."""
         with self._lock:
-            known = self._counts.get(tenant, EMPTY_COUNTS)
-            own = [self._untold.get(tenant, EMPTY_COUNTS), self._told.deltas.get(tenant, EMPTY_COUNTS)]
-            grown = {
-                pair: max(known.seen.get(pair, 0), total + sum(one.seen.get(pair, 0) for one in own))
-                for pair, total in totals.seen.items()
-            }
-            rescued = {
-                pair: max(known.rescued.get(pair, 0), total + sum(one.rescued.get(pair, 0) for one in own))
-                for pair, total in totals.rescued.items()
-            }
-            if any(known.seen.get(pair) != count for pair, count in grown.items()):
-                whole = PairCounts({**known.seen, **grown}, {**known.rescued, **rescued})
-                self._put(tenant, whole.merged(EMPTY_COUNTS, max_pairs=self._max_pairs))
+            own = [self._told.deltas.get(tenant, EMPTY_COUNTS)]
+            if tenant in self._untold:
+                own.append(self._untold[tenant].counts)
+            whole = PairCounts(
+                {pair: n + sum(one.seen.get(pair, 0) for one in own) for pair, n in totals.seen.items()},
+                {pair: n + sum(one.rescued.get(pair, 0) for one in own) for pair, n in totals.rescued.items()},
+            )
+            self._version += self._of(tenant).raise_to(whole)
 
-    def _put(self, tenant: str, counts: PairCounts) -> None:
-        self._version += 1
-        self._counts[tenant] = counts
+    def _of(self, tenant: str) -> GrowingCounts:
+        """The tenant's counts, which are about to grow."""
+        found = self._counts.setdefault(tenant, GrowingCounts(self._max_pairs))
         self._counts.move_to_end(tenant)
         while len(self._counts) > self._max_tenants:
             self._counts.popitem(last=False)
+        return found

@@ -1,5 +1,7 @@
 """The ledger and the memory through the loop: charged for what is emitted, once, and carried by the request."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,15 +12,18 @@ from hypothesis import strategies as st
 from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig
 from serving.decode.limits import SchedulerLimits
 from serving.decode.offline import complete
+from serving.decode.round import settle
+from serving.decode.text import TextStream
 from serving.errors import RequestError
 from serving.memory.correction import PairCounts
 from serving.memory.online import OnlineMemory
-from serving.protocols import ScoreRequest
+from serving.protocols import Proposal, ScoreRequest
 from serving.requests import Chunk, Sampling, Tightening
 from serving.rules.book import RuleBook
 from serving.session import Session
-from serving.types import ScoreTable
-from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, request
+from serving.types import Draft, ExceptionRecord, Ledger, ScoreTable, Verdict, as_ids
+from serving.verifiers.full import FullVerifier
+from tests.decode.scripted import NextToken, ScriptedModel, arithmetic, make_scheduler, oracle, request, spell
 
 OFTEN = PairCounts.of({(token + 1, token): 9 for token in range(100)})
 
@@ -38,12 +43,19 @@ class NearModel(ScriptedModel):
 
 
 def run(
-    rule: RuleConfig, *, right: int = 1, regret: float = 0.25, name: str = "a", book: RuleBook | None = None, **fields
+    rule: RuleConfig,
+    *,
+    right: int = 1,
+    regret: float = 0.25,
+    name: str = "a",
+    book: RuleBook | None = None,
+    next_token: NextToken = arithmetic,
+    **fields,
 ) -> list[Chunk]:
     """One request whose drafts are right for `right` tokens, then one off."""
     scheduler = make_scheduler(
-        NearModel(arithmetic, regret=regret),
-        oracle(arithmetic, right=right),
+        NearModel(next_token, regret=regret),
+        oracle(next_token, right=right),
         max_draft=4,
         rules=book or RuleBook(rule, profile_hash="p", frozen=OFTEN),
     )
@@ -117,43 +129,100 @@ def test_the_limits_of_each_rule_are_strict_and_say_so(rule: RuleConfig, tighten
     assert "every token is the target's own" in receipt.reason
 
 
-@given(st.integers(0, 12), st.sampled_from(RULES))
-def test_a_resumed_request_goes_on_with_its_ledger_and_its_divergences(lost_after: int, rule: RuleConfig) -> None:
-    whole = run(rule)
+def cyclic(ids: Sequence[int]) -> int:
+    """A text whose pairs come again and again."""
+    return 3 + len(ids) % 3
+
+
+def halves(rule: RuleConfig, book: RuleBook, *, lost_after: int) -> tuple[list[Chunk], list[Chunk]]:
+    """One request whose replica is out of reach after at least one chunk: what it delivered, and its successor."""
+    whole = run(rule, book=book, next_token=cyclic, name="a")
     kept = whole[: min(lost_after, len(whole) - 1)]
-    if not kept:
-        return
     resumed = run(
         rule,
+        book=book,
+        next_token=cyclic,
         name="a~1",
         resume_ids=np.array([token for chunk in kept for token in chunk.ids], dtype=np.int32),
         resume_seen=tuple(pair for chunk in kept for pair in chunk.seen),
         ledger=kept[-1].ledger,
         receipt=kept[-1].receipt,
     )
-    both = [token for chunk in [*kept, *resumed] for token in chunk.ids]
-    assert len(both) == 20
+    return kept, resumed
+
+
+LEARNING = (
+    AsdRule(budget=1.0, gate=1.0),
+    CsdRule(count_above=0.0),
+    AsdCsdRule(budget=1.0, gate=1.0, count_above=0.0),
+)
+
+
+@given(st.integers(1, 12), st.sampled_from(LEARNING))
+def test_a_resumed_request_goes_on_with_its_ledger_and_its_divergences(lost_after: int, rule: RuleConfig) -> None:
+    kept, resumed = halves(rule, RuleBook(rule), lost_after=lost_after)
+    assert len([token for chunk in [*kept, *resumed] for token in chunk.ids]) == 20
     receipt = resumed[-1].receipt
     regrets = [e.regret for chunk in [*kept, *resumed] for e in chunk.exceptions]
     assert receipt.regret_spent == sum(regrets) <= (1.0 if rule.kind != "csd" else 99.0)
     assert receipt.num_exceptions == len(regrets)
+    met: Counter[tuple[int, int]] = Counter()
+    for chunk in [*kept, *resumed]:
+        for one in chunk.exceptions:
+            assert one.count == (0 if rule.kind == "asd" else met[one.draft_id, one.target_id])
+        met.update(chunk.seen)
 
 
-def test_a_round_that_is_committed_twice_is_charged_once() -> None:
-    book = RuleBook(AsdRule(budget=1.0, gate=1.0))
-    asked = request("a")
-    terms = book.open(asked)
-    session = Session.admit(asked, terms.rule, max_draft=4)
+def test_a_resumed_request_is_rescued_by_what_it_met_before() -> None:
+    rule = CsdRule(count_above=0.0)
+    kept, resumed = halves(rule, RuleBook(rule), lost_after=4)
+    before = {pair for chunk in kept for pair in chunk.seen}
+    first = next(chunk for chunk in resumed if chunk.seen)
+    assert first.exceptions
+    assert {(one.draft_id, one.target_id) for one in first.exceptions} <= before
+
+
+def test_what_a_request_met_before_it_was_resumed_is_added_once() -> None:
+    """The replica that is out of reach hears of its client's leaving, and adds what it met there."""
+    online = OnlineMemory(max_pairs=64)
+    book = RuleBook(CsdRule(count_above=1e6), online=online)
+    lost, successor = request("a"), replace(request("a~1"), resume_seen=((4, 3), (5, 4)))
+    left = book.open(lost).rule
+    for pair in successor.resume_seen:
+        left.learn(Verdict(0, pair[1], ("recovered",), rejected=ExceptionRecord(0, *pair, 0.5)))
+    book.open(successor)
+    for one in (lost, successor):
+        book.close(one.request_id)
+    assert online.snapshot("") == PairCounts.of({(4, 3): 1, (5, 4): 1})
+
+
+def test_a_resumed_request_that_is_cancelled_while_it_waits_says_what_it_has_spent() -> None:
+    scheduler = make_scheduler(NearModel(arithmetic), oracle(arithmetic), rules=RuleBook(RULES[0]))
+    chunks: list[Chunk] = []
+    scheduler.submit(replace(request("a~1"), ledger=Ledger(0.5, 2)), chunks.append)
+    scheduler.cancel("a~1")
+    assert [(chunk.ledger, chunk.finish_reason) for chunk in chunks] == [(Ledger(0.5, 2), "cancelled")]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 20])
+def test_a_proposal_that_is_settled_twice_is_emitted_and_charged_once(max_tokens: int) -> None:
+    terms = RuleBook(AsdRule(budget=1.0, gate=1.0)).open(asked := request("a", max_tokens=max_tokens))
+    session = Session.admit(replace(asked, receipt=terms.receipt), terms.rule, max_draft=4)
     model = NearModel(arithmetic)
-    model.open("a", session.tokens)
-    drafted = np.array([arithmetic([5, 9]) + 1, 1], dtype=np.int32)
-    (table,) = model.score([ScoreRequest("a", np.concatenate([session.tokens, drafted]), num_rows=3)])
-    assert table is not None
-    verdict = terms.rule.judge(table, session.ledger)
-    emitted = session.commit(drafted[:1], verdict, round_number=0)
-    assert (len(emitted.exceptions), session.ledger.regret_spent) == (1, 0.25)
-    again = session.commit(drafted[:1], verdict, round_number=0)
-    assert (again.exceptions, session.ledger.regret_spent, session.num_emitted) == ((), 0.25, 1)
+    verifier = FullVerifier(model)
+    verifier.open(session)
+    proposal = Proposal(session, Draft(as_ids([arithmetic([5, 9]) + 1]), "model"))
+    (verified,) = verifier.verify([proposal])
+    assert verified is not None
+    text = TextStream(spell)
+    first = settle(proposal, verified, text, degraded=False)
+    assert (len(first.emitted.exceptions), session.ledger.regret_spent) == (1, 0.25)
+    tokens, ledger, receipt = session.tokens.tolist(), session.ledger, session.receipt
+    again = settle(proposal, verified, text, degraded=False)
+    assert again.chunk == Chunk("a", (), "", receipt, ledger)
+    assert (again.num_accepted, again.num_gained, again.emitted.tiers) == (0, 0, ())
+    assert (session.tokens.tolist(), session.ledger, session.receipt) == (tokens, ledger, receipt)
+    assert text.finish() == ""
 
 
 def test_a_stop_within_a_block_is_charged_for_nothing_behind_it() -> None:
@@ -197,6 +266,15 @@ def test_a_request_that_samples_is_refused_at_admission_under_a_lossy_rule() -> 
         limits.check(sampled)
     limits.check(replace(sampled, tightening=Tightening(is_strict=True)))
     limits.check(replace(sampled, tightening=Tightening(budget=0.0)))
+
+
+@pytest.mark.parametrize(("regret", "temperature"), [(0.25, 0.7), (float("inf"), 0.0)])
+def test_samples_and_the_impossible_are_no_part_of_the_histogram(regret: float, temperature: float) -> None:
+    """Calibration leaves them out, so they would look like drift."""
+    scheduler = make_scheduler(NearModel(arithmetic, regret=regret), oracle(arithmetic, right=1), max_draft=4)
+    list(complete(scheduler, [replace(request("a"), sampling=Sampling(temperature))]))
+    assert scheduler.stats.replaced > 0
+    assert sum(scheduler.stats.first_mismatches) == 0
 
 
 def test_stats_count_mismatches_by_what_strict_would_have_done() -> None:

@@ -1,12 +1,17 @@
 """Replicas' online memories through one hub: they agree, and no lost or doubled message spoils a count."""
 
+import asyncio
+import logging
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.config import PROFILES_DIR, load_profile
+from serving.deploy.correction_actor import CorrectionLink
 from serving.deploy.corrections import CorrectionHub, CorrectionSync, Exchange, PackedCounts, Totals
 from serving.deploy.messages import MAX_MESSAGE_BYTES
 from serving.memory.correction import PairCounts
@@ -92,6 +97,60 @@ async def test_a_hub_that_comes_back_goes_on_from_its_file(tmp_path):
     other = memory()
     await CorrectionSync(other, line).exchange()
     assert one.snapshot("a") == other.snapshot("a") == PairCounts.of({(1, 2): 4})
+
+
+async def test_a_save_that_fails_is_logged_once_counted_and_made_good(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="ray.serve")
+    in_the_way = tmp_path / "deep"
+    in_the_way.write_text("a file where the folder would be")
+    path, one = in_the_way / "t.parquet", memory()
+    shared = hub(path)
+    one.add("a", PairCounts.of({(1, 2): 3}))
+    await CorrectionSync(one, Line(shared)).exchange()
+    for _ in range(3):
+        shared.keep()
+    assert (shared.failed_saves, shared.has_unsaved) == (3, True)
+    in_the_way.unlink()
+    shared.keep()
+    assert (shared.failed_saves, shared.has_unsaved, path.is_file()) == (0, False, True)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+class LinkByLine(CorrectionLink):
+    """A link whose hub is in this process."""
+
+    def __init__(self, memory: OnlineMemory, line: Line) -> None:
+        super().__init__(memory, identity="me", max_pairs=10_000, path=Path("unused"))
+        self.line = line
+
+    async def _call(self, call: Exchange) -> Totals:
+        return await self.line(call)
+
+
+async def test_what_was_not_told_is_told_at_the_end(tmp_path):
+    one, other, line = memory(), memory(), Line(hub())
+    running = asyncio.create_task(LinkByLine(one, line).exchange_for_ever(period_s=3600.0))
+    await asyncio.sleep(0)
+    one.add("a", PairCounts.of({(1, 2): 3}))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await CorrectionSync(other, line).exchange()
+    assert other.snapshot("a") == PairCounts.of({(1, 2): 3})
+
+
+@pytest.mark.parametrize(
+    ("store", "kept"), [("mine/c.parquet", "{}/mine/c.parquet"), ("/tmp/c.parquet", "/tmp/c.parquet")]
+)
+def test_a_store_is_beside_its_profile_wherever_the_replica_runs(tmp_path, store, kept):
+    path = tmp_path / "p.yaml"
+    shutil.copy(PROFILES_DIR / "csd.parquet", tmp_path)
+    text = (PROFILES_DIR / "csd.yaml").read_text()
+    path.write_text(text.replace("memory: frozen", f"memory: online\n  store: {store}"))
+    profile = load_profile(str(path))
+    assert profile.rule.store == kept.format(tmp_path)
+    elsewhere = load_profile(str(shutil.copytree(tmp_path, tmp_path / "copy") / "p.yaml"))
+    assert elsewhere.hash == profile.hash
 
 
 async def test_salts_are_neither_told_nor_kept(tmp_path):

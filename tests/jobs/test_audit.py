@@ -1,13 +1,16 @@
 """Calibrate and audit end to end on the embedded model: files, resumption, one-line errors."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
 from jobs.__main__ import main
+from jobs.recorded import Recording, record_mismatches
 from serving.config import load_profile
 from serving.config_rules import CsdRule
+from tuning.prompts import read_prompts
 
 QUESTIONS = ["Name a colour.", "What is 2 + 2?", "Say hello in three languages.", "Count to five."]
 FLAGS = ("--max-tokens", "24", "--batch", "2", "--max-length", "256")
@@ -61,6 +64,7 @@ def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
     ("argv", "said"),
     [
         (["calibrate", "asd", "--profile", "plain"], "--profile: 'plain' drafts nothing"),
+        (["calibrate", "asd", "--profile", "via"], "--profile: 'via' verifies by 'via'"),
         (["calibrate", "csd", "--max-pairs", "0"], "--max-pairs: must be at least 1"),
         (["audit", "--profile", "strict"], "--profile: 'strict' is what others are compared with"),
         (["audit", "--profile", "asd", "asd"], "--profile: two of them are named 'asd'"),
@@ -77,10 +81,35 @@ def test_what_cannot_be_done_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"text": "0" * 16}, "was made with another text of prompt 'p1'"),
+        ({"text": None}, "was made with another text of prompt 'p1'"),
+        ({"key": "other"}, "was made with another profile or --max-tokens"),
+    ],
+)
+def test_a_recording_of_other_prompts_or_settings_is_refused(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
+) -> None:
+    out = tmp_path / "mine.yaml"
+    recording = Recording(load_profile("strict"), max_tokens=24, path=out.with_suffix(".mismatches.jsonl"))
+    text = hashlib.sha256(QUESTIONS[1].encode()).hexdigest()[:16]
+    record = {"key": recording.key, "id": "p1", "text": text, "found": []}
+    recording.path.write_text(json.dumps(record) + "\n")
+    assert next(record_mismatches(recording, read_prompts(prompts))) == []
+    recording.path.write_text(json.dumps(record | changed) + "\n")
+    assert main(["calibrate", "csd", "--prompts", str(prompts), "--out", str(out), "--max-tokens", "24"]) == 2
+    refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("calibrate")]
+    assert len(refused) == 1
+    assert said in refused[0]
+
+
+@pytest.mark.parametrize("kept", ['{"key": "other", "number": 0, "runs": {}}', '{"key": "of another release"}'])
 def test_answers_of_another_audit_are_not_mixed_in(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str
 ) -> None:
     beside = tmp_path / "a.answers.jsonl"
-    beside.write_text('{"key": "other", "number": 0, "runs": {}}\n')
+    beside.write_text(kept + "\n")
     assert main(["audit", "--profile", "asd", "--prompts", str(prompts), "--json", str(tmp_path / "a.json")]) == 2
     assert "is of an audit with other settings" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """CSD's memory: what is counted, what a request sees, how it is bounded, kept and merged."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from serving.errors import ConfigError
 from serving.memory.correction import EMPTY_COUNTS, PairCounts, RequestMemory, ids_of_pair, pair_of
 from serving.memory.correction_file import load_all, load_counts, save_counts
+from serving.memory.growing import GrowingCounts
 from serving.memory.online import OnlineMemory, tenant_of
 from serving.types import ExceptionRecord, Verdict
 
@@ -22,7 +24,7 @@ small = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.inte
 def verdict(*accepted: tuple[int, int], rejected: tuple[int, int] | None = None) -> Verdict:
     records = [ExceptionRecord(i, draft, target, 0.5) for i, (draft, target) in enumerate(accepted)]
     last = ExceptionRecord(len(records), *rejected, 0.5) if rejected else None
-    return Verdict(len(records), 0, ("exception",) * len(records), tuple(records), last)
+    return Verdict(len(records), 0, (*["exception"] * len(records), "recovered"), tuple(records), last)
 
 
 @given(ids, ids)
@@ -35,7 +37,7 @@ def test_a_request_sees_its_snapshots_and_its_own_divergences() -> None:
     assert [memory.count(1, 2), memory.count(5, 6), memory.count(2, 1)] == [6, 1, 0]
     memory.note(verdict((1, 2), rejected=(5, 6)))
     assert [memory.count(1, 2), memory.count(5, 6)] == [7, 2]
-    assert memory.own == PairCounts({pair_of(1, 2): 2, pair_of(5, 6): 1}, {pair_of(1, 2): 1})
+    assert memory.own == PairCounts({pair_of(1, 2): 1, pair_of(5, 6): 1}, {pair_of(1, 2): 1})
 
 
 def test_only_what_was_emitted_is_counted() -> None:
@@ -70,6 +72,45 @@ def test_snapshots_do_not_change_and_tenants_do_not_meet() -> None:
     assert held.seen == {pair_of(1, 2): 3}
     assert memory.snapshot("a").seen == {pair_of(1, 2): 4}
     assert memory.version == 2
+
+
+def test_adding_what_a_request_met_costs_by_what_it_met_not_by_what_is_known() -> None:
+    """The engine thread adds while every other request waits."""
+    memory = OnlineMemory(max_pairs=65_536)
+    memory.add("a", PairCounts.of({(pair, 0): 1 + pair % 7 for pair in range(65_536)}))
+    held = memory.snapshot("a")
+    seconds = []
+    for request in range(8):
+        delta = PairCounts.of({(70_000 + request, other): 9 for other in range(20)})
+        began_s = time.perf_counter()
+        memory.add("a", delta)
+        memory.snapshot("a")
+        seconds.append(time.perf_counter() - began_s)
+    assert min(seconds) < 0.01
+    assert len(memory.snapshot("a")) == len(held) == 65_536
+    assert pair_of(70_000, 0) not in held.seen
+
+
+@given(st.lists(small, max_size=8), st.integers(1, 9))
+def test_growing_counts_are_merged_counts_and_snapshots_of_them_stay_as_they_are(
+    deltas: list[PairCounts], most: int
+) -> None:
+    growing, merged, taken = GrowingCounts(most), EMPTY_COUNTS, []
+    for delta in deltas:
+        met = PairCounts(delta.seen, dict(list(delta.seen.items())[::2]))
+        growing.add(met)
+        merged = merged.merged(met, max_pairs=most)
+        taken.append((growing.counts, merged))
+    assert all(found == expected for found, expected in taken)
+
+
+def test_many_bumps_of_few_pairs_are_forgotten_as_bumps() -> None:
+    growing, merged = GrowingCounts(3), EMPTY_COUNTS
+    for step in range(3000):
+        delta = PairCounts.of({(step % 5, 0): 1 + step % 2})
+        growing.add(delta)
+        merged = merged.merged(delta, max_pairs=3)
+    assert growing.counts == merged
 
 
 def test_what_was_added_is_told_until_it_is_acknowledged() -> None:

@@ -1,7 +1,12 @@
 """Task checkers: numbers at the end of an answer, and code that runs behind a fence."""
 
+import time
+import tracemalloc
+from pathlib import Path
+
 import pytest
 
+from tuning import checkers
 from tuning.checkers import checker_of, final_number, last_number, solves_code, solves_number
 from tuning.prompts import Prompt
 
@@ -48,6 +53,46 @@ def test_code_is_run_only_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "is_solved"),
+    [
+        ("import math\n\n\ndef two():\n    return 2\n\n\ndef double(x):\n", True),
+        ("import math\n\n\ndef double(x):\n", False),
+        ("Please write in Python\n\ndef double(x):\n", False),
+    ],
+    ids=["helper and import", "no helper", "words"],
+)
+def test_a_whole_function_may_use_what_stands_before_it_in_the_prompt(text: str, is_solved: bool) -> None:
+    prompt = CODE.model_copy(update={"turns": (text,)})
+    assert solves_code(prompt, "```python\ndef double(x):\n    return math.floor(two()) * x\n```") is is_solved
+    assert solves_code(prompt, "```python\ndef double(x):\n    return 2 * x\n```")
+
+
+def test_a_function_of_a_longer_name_is_not_the_one_asked_for() -> None:
+    assert not solves_code(CODE, "```python\ndef doubled(x):\n    return 2 * x\n```")
+
+
+def test_what_an_answer_prints_is_not_kept() -> None:
+    tracemalloc.start()
+    assert solves_code(CODE, "    for _ in range(64): print('x' * 2**20)\n    return 2 * x\n")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_an_answer_has_started_ends_with_it(
+    tmp_path: Path, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkers, "TIME_LIMIT_S", 0.5)
+    late = tmp_path / "late"
+    started = f"import time; time.sleep(2); open({str(late)!r}, 'w')"
+    body = f"    import subprocess, sys, time\n    subprocess.Popen([sys.executable, '-c', {started!r}])\n"
+    solves_code(CODE, body + "    time.sleep(60)\n" * goes_on + "    return 2 * x\n")
+    time.sleep(2.5)
+    assert not late.exists()
+
+
+@pytest.mark.parametrize(
     ("answer", "is_solved"),
     [
         ("    return 2 * x\n", True),
@@ -57,8 +102,9 @@ def test_code_is_run_only_where_that_is_asked_for() -> None:
         ("    raise SystemExit(0)\n", False),
         ("    while True: pass\n", False),
         ("    return len(bytearray(2**31)) * 0 + 6\n", False),
+        ("    open('f', 'wb').write(bytes(64 * 2**20))\n    return 2 * x\n", False),
     ],
-    ids=["body", "block", "wrong", "no Python", "leaves early", "never ends", "too much memory"],
+    ids=["body", "block", "wrong", "no Python", "leaves early", "never ends", "too much memory", "too large a file"],
 )
 def test_code(answer: str, is_solved: bool) -> None:
     assert solves_code(CODE, answer) is is_solved

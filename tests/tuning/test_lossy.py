@@ -1,5 +1,7 @@
 """Calibration of ASD and CSD, and the numbers of an audit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from serving.decode.offline import complete
 from serving.errors import DrafthouseError
 from serving.memory.correction import pair_of
 from serving.memory.drift import EDGES, NUM_BINS, bin_of, drift, shares_of
-from serving.requests import Receipt
+from serving.requests import Receipt, SlimReceipt
 from serving.rules.book import RuleBook
 from serving.types import ExceptionRecord, as_ids
 from tests.decode.scripted import arithmetic, make_scheduler, oracle, request
@@ -17,9 +19,9 @@ from tests.rules.blocks import table
 from tuning import asd, csd
 from tuning.audit import Judged, arm_numbers, first_divergence, paired_numbers
 from tuning.audit_records import Answer, ArmRun, Group
-from tuning.bootstrap import mean, ratio
+from tuning.bootstrap import Interval, mean, ratio
 from tuning.mismatches import Mismatch, RecordingBook, calibration_of
-from tuning.scoring import discrepancies
+from tuning.scoring import discrepancies, false_totals
 
 
 def test_asd_is_calibrated_to_the_first_quartile_of_normalised_regret_per_token() -> None:
@@ -105,10 +107,34 @@ def test_a_fresh_pass_finds_what_a_receipt_hides_or_makes_up() -> None:
         assert len(discrepancies(scores, wrong)) == 1
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"regret_spent": 0.5}, "regret_spent is 0.5, its exceptions make 0.75"),
+        ({"num_exceptions": 1}, "num_exceptions is 1, its exceptions make 2"),
+        ({"rescues": 2}, "rescues is 2, its exceptions make 1"),
+        ({"budget": 0.6}, "budget is 0.6, its exceptions cost 0.75"),
+    ],
+)
+def test_totals_that_are_not_those_of_the_exceptions_are_found(wrong: dict[str, float], said: str) -> None:
+    listed = [ExceptionRecord(1, 1, 0, 0.5), ExceptionRecord(4, 2, 0, 0.25, count=7)]
+    honest = Receipt(budget=8.0, regret_spent=0.75, num_exceptions=2, rescues=1)
+    assert false_totals(honest, listed) == false_totals(replace(honest, budget=None), listed) == []
+    (problem,) = false_totals(replace(honest, **wrong), listed)  # type: ignore[arg-type]
+    assert said in problem
+
+
 def answer(name: str, ids: tuple[int, ...], **receipt: object) -> Answer:
     told = Receipt(rounds=2, target_passes=2, emitted=len(ids), **receipt)  # type: ignore[arg-type]
     return Answer(
-        prompt_id=name, prompt_ids=(1,), output_ids=ids, text="", receipt=told, exceptions=(), tiers={"bonus": len(ids)}
+        prompt_id=name,
+        prompt_ids=(1,),
+        output_ids=ids,
+        text="",
+        finish_reason="length" if len(ids) == 4 else "stop",
+        receipt=told,
+        exceptions=(),
+        tiers={"bonus": len(ids)},
     )
 
 
@@ -120,7 +146,8 @@ def run(seconds: float, *answers: Answer, num_drafts: int = 0, accepted_at: tupl
 
 
 def test_the_numbers_of_an_audit() -> None:
-    lossy = {"drafted": 4, "accepted": 2, "budget": 8.0, "regret_spent": 2.0, "num_exceptions": 1, "exhausted_at": 3}
+    work = {"slim": SlimReceipt(passes=3), "drafted": 4, "accepted": 2}
+    lossy = work | {"budget": 8.0, "regret_spent": 2.0, "num_exceptions": 1, "exhausted_at": 3}
     groups = [
         Group(
             key="k",
@@ -148,13 +175,16 @@ def test_the_numbers_of_an_audit() -> None:
     assert (mine.tokens_per_target_pass, mine.cycles_per_1k_tokens) == (1.5, pytest.approx(666.6667))
     assert (mine.regret_share_of_budget, mine.exceptions_per_request, mine.exhausted_at_median) == (0.25, 1.0, 3)
     assert mine.tier_shares == {"bonus": 1.0}
+    assert (mine.slim_passes_per_token, mine.cut_by_max_tokens) == (1.0, 0.5)
     calibration = calibration_of([Mismatch(4, 0, 1, 2, 9.0)], provenance="")
     paired = paired_numbers("mine", groups, judged, tasks={"a": "gsm8k", "b": "gsm8k"}, calibration=calibration)
     assert paired.identical_to_strict is not None
     assert paired.identical_to_strict.value == 0.5
     assert paired.first_divergence_median == 2
-    assert paired.speed_ratio_to_strict is not None
-    assert paired.speed_ratio_to_strict.value == 2.0
+    assert paired.speed_ratio_to_strict == Interval(2.0, None, None)  # of one group nothing can be resampled
+    many = paired_numbers("mine", groups * 6, judged, tasks={}, calibration=None).speed_ratio_to_strict
+    assert many == Interval(2.0, 2.0, 2.0)
+    assert (str(many), str(paired.speed_ratio_to_strict)) == ("2.000 [2.000, 2.000]", "2.000")
     assert paired.log_likelihood_difference is not None
     assert paired.log_likelihood_difference.value == pytest.approx(-0.375)
     assert paired.drift_from_calibration == 1.0
