@@ -88,7 +88,7 @@ class ViaVerifier:
         return max(0, len(session) - self._seen[session.request_id])
 
     def _full_request(self, proposal: Proposal) -> ScoreRequest:
-        """The block's rows, and before them one for each token that the full target has not seen."""
+        """The block's rows, and before them one for each of the at most `max_unverified` tokens it has not seen."""
         num_rows = self._num_unseen(proposal.session) + len(proposal.draft) + 1
         return replace(proposal.score_request, num_rows=num_rows)
 
