@@ -3,8 +3,9 @@
 Each arm searches each size with the same budget of masks, by DIMR cost on calibration answers: `random`, the paper's
 `alternating` random and Bayesian search, `guided` (sensitivities, TPE from their ranks, then swaps), and for comparison
 masks at `even` distances and of the layers that do least harm `one at a time`. The best few of each arm are judged
-again on more calibration answers, and the best of those on held-out answers, each to other prompts. Killed, it goes on
-where it was when started again with the same flags.
+again on more calibration answers, and the best of those on held-out answers, each to other prompts. The best of each
+size is timed: what a slim pass costs of a full one here, and what share of the full passes it must save to pay. Killed,
+it goes on where it was when started again with the same flags.
 
 DIR gets evaluations.jsonl and finals.jsonl (every mask), mask-N.json (the best of each size, as profiles name it),
 report.json and history.png.
@@ -15,7 +16,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from jobs.plotting import step_charts
 from jobs.provenance import Provenance
 from jobs.reports import write_json
 from jobs.training import dialogues_for
+from serving.config import ModelDrafter
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import read_config
@@ -36,7 +38,8 @@ from tuning.mask_log import History, MaskLog, MaskSearch, Plan
 from tuning.masks import ARMS, Mask
 from tuning.search import BenchRecipe, search_masks
 from tuning.selfgen import Dialogue
-from tuning.via import MaskBench, excerpts
+from tuning.via import MaskBench, excerpts, load_target, mask_pass_times, measured_length
+from tuning.via_cost import saving_verdict
 
 _FINALISTS = 5
 
@@ -70,23 +73,37 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         num_layers=num_layers,
         sizes=_sizes(args.sizes, num_layers),
-        budget=_at_least(args.budget, num_layers, "--budget"),
+        budget=args.budget,
         seed=args.seed,
         arms=_arms(args.arms),
     )
     split = _split(args)
-    search = MaskSearch(plan, MaskLog(args.out / "evaluations.jsonl", _identity(args, split.calibration)))
-    seconds = _search(args, search, split.calibration)
-    _choose(args, split.final, search.histories)
-    held_out = _judge(BenchRecipe(args.target, args.dtype, split.held_out), search.histories)
+    log = MaskLog(args.out / "evaluations.jsonl", _identity(args, split.calibration))
+    search = MaskSearch(plan, log)
+    _search(args, search, split.calibration)
+    histories = found_by(search.histories, plan.sizes, args.out)
+    _choose(args, split.final, histories)
+    held_out = _judge(BenchRecipe(args.target, args.dtype, split.held_out), histories)
     provenance = asdict(Provenance.of("search via", argv))
-    rows = [_row(history, held_out[history.best]) for history in search.histories]
-    for size in plan.sizes:
-        _write_mask(args, size, [row for row in rows if row["skipped layers"] == size], num_layers, provenance)
-    report = {"provenance": provenance, "seconds": round(seconds), "evaluations": search.num_asked, "arms": rows}
+    rows = [_row(history, held_out[history.best]) for history in histories]
+    best = {size: _best(row for row in rows if row["skipped layers"] == size) for size in plan.sizes}
+    for size, row in best.items():
+        write_json(args.out / f"mask-{size}.json", _mask(args, row, num_layers, provenance))
+    costs = _costs(args, best, num_layers)
+    report = {
+        "provenance": provenance,
+        "seconds": round(log.seconds, 1),
+        "masks evaluated": log.num_evaluated,
+        "masks per second": round(log.num_evaluated / log.seconds, 3) if log.seconds else None,
+        "evaluations": search.num_asked,
+        "arms": rows,
+        "costs": costs,
+    }
     write_json(args.out / "report.json", report)
-    _plot(search.histories, args.out / "history.png")
+    _plot(histories, args.out / "history.png")
     print(table([{name: value for name, value in row.items() if name != "skipped"} for row in rows]))
+    print("", table([{name: value for name, value in cost.items() if name != "verdict"} for cost in costs]), sep="\n")
+    print(*(f"{cost['skipped layers']} layers skipped: {cost['verdict']}" for cost in costs), sep="\n")
     return 0
 
 
@@ -114,11 +131,10 @@ def _split(args: argparse.Namespace) -> _Split:
     return _Split(calibration, final, held_out)
 
 
-def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialogue]) -> float:
-    """Seconds that it took; 0 where the log held it all."""
-    started = time.monotonic()
+def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialogue]) -> None:
+    """Ray is started only where the log does not hold it all."""
     if search.ask() is None:
-        return 0.0
+        return
     recipe = BenchRecipe(args.target, args.dtype, dialogues)
     with (
         connected(args.address),
@@ -133,8 +149,22 @@ def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialog
 
         search_masks(search, recipe, args.out, num_cpus=args.cpus, on_mask=on_mask)
     if search.ask() is not None:
+        if search.is_hopeless:
+            raise ConfigError(f"search via: one mask after the other could not be judged; {_why(args.out)}")
         raise ConfigError("search via: Ray Tune ended early; start again with the same flags to go on")
-    return time.monotonic() - started
+
+
+def found_by(histories: Sequence[History], sizes: Sequence[int], out: Path) -> list[History]:
+    """The histories in which a mask was judged. Raises ConfigError for a size that has none."""
+    found = [history for history in histories if history.masks]
+    lacking = set(sizes) - {history.space.num_skipped for history in found}
+    if lacking:
+        raise ConfigError(f"search via: no mask that skips {min(lacking)} layers could be judged; {_why(out)}")
+    return found
+
+
+def _why(out: Path) -> str:
+    return f"{out / 'trials'} says why; start again with the same flags to try them again"
 
 
 def _choose(args: argparse.Namespace, dialogues: list[Dialogue], histories: Sequence[History]) -> None:
@@ -145,7 +175,8 @@ def _choose(args: argparse.Namespace, dialogues: list[Dialogue], histories: Sequ
     if asked:
         bench = BenchRecipe(args.target, args.dtype, dialogues).make()
         for mask in tqdm(asked, desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True):
-            kept.add(mask, bench.agreement(mask))
+            started = time.monotonic()
+            kept.add(mask, bench.agreement(mask), time.monotonic() - started)
     for history in histories:
         found = {mask: kept.get(mask) for mask in history.leaders(_FINALISTS)}
         history.final_costs = {mask: one.cost for mask, one in found.items() if one is not None}
@@ -173,19 +204,37 @@ def _row(history: History, held_out: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _write_mask(
-    args: argparse.Namespace, size: int, rows: list[dict[str, Any]], num_layers: int, provenance: dict[str, Any]
-) -> None:
-    """The best mask of a size by its final cost, with what was found of it and how."""
-    best = min(rows, key=lambda row: float(row["final cost"]))
-    mask = {
+def _best(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """By final cost."""
+    return min(rows, key=lambda row: float(row["final cost"]))
+
+
+def _mask(args: argparse.Namespace, row: dict[str, Any], num_layers: int, provenance: dict[str, Any]) -> dict[str, Any]:
+    """A mask as profiles name it, with what was found of it and how."""
+    return {
         "model": args.target,
         "num_layers": num_layers,
-        "kept": [layer for layer in range(num_layers) if layer not in best["skipped"]],
-        "found": {name: value for name, value in best.items() if name != "skipped"},
+        "kept": _kept(row, num_layers),
+        "found": {name: value for name, value in row.items() if name != "skipped"},
         "provenance": provenance,
     }
-    write_json(args.out / f"mask-{size}.json", mask)
+
+
+def _kept(row: dict[str, Any], num_layers: int) -> list[int]:
+    return [layer for layer in range(num_layers) if layer not in row["skipped"]]
+
+
+def _costs(args: argparse.Namespace, best: dict[int, dict[str, Any]], num_layers: int) -> list[dict[str, Any]]:
+    """Of each size's best mask: what a slim pass costs of a full one on this machine, and when it pays."""
+    block = ModelDrafter().max_draft + 1
+    counts = (1, block, 4 * block)
+    target = load_target(args.target, dtype=args.dtype, max_length=measured_length(counts))
+    costs = []
+    for size, row in best.items():
+        times = mask_pass_times(target, _kept(row, num_layers), counts)
+        ratios = {f"slim/full, {rows} rows": round(times.slim[rows] / times.full[rows], 3) for rows in counts}
+        costs.append({"skipped layers": size, **ratios, "verdict": saving_verdict(times, block)})
+    return costs
 
 
 def _plot(histories: Sequence[History], path: Path) -> None:
@@ -221,9 +270,3 @@ def _arms(text: str) -> list[str]:
     if unknown:
         raise ConfigError(f"--arms: {unknown[0]!r} is none of {', '.join(ARMS)}")
     return arms
-
-
-def _at_least(value: int, least: int, flag: str) -> int:
-    if value < least:
-        raise ConfigError(f"{flag}: must be at least {least} here, got {value}")
-    return value

@@ -24,6 +24,7 @@ from jobs.plotting import scatter_chart
 from jobs.provenance import Provenance
 from jobs.reports import check_writable, write_json
 from serving.build import build
+from serving.build_via import mask_of
 from serving.config import FullVerifier, Profile, ViaVerifier
 from serving.decode.offline import complete
 from serving.decode.stats import EngineStats
@@ -141,12 +142,17 @@ def _runs(args: argparse.Namespace, arms: dict[str, Profile], texts: Sequence[st
     folder.mkdir(exist_ok=True)
     runs = []
     for name, arm in tqdm(arms.items(), desc="arms", unit="arm", file=sys.stderr, dynamic_ncols=True):
-        key = hashlib.sha256(json.dumps([arm.hash, args.max_tokens, list(texts)]).encode()).hexdigest()[:16]
-        path = folder / f"{key}.json"
+        path = folder / f"{arm_key(arm, args.max_tokens, texts)}.json"
         if not path.is_file():
             _run(name, arm, texts, args.max_tokens).write(path)
         runs.append(_Run.read(path))
     return runs
+
+
+def arm_key(arm: Profile, max_tokens: int, texts: Sequence[str]) -> str:
+    """Of what an arm's outputs depend on; a mask counts by the layers that it keeps, for its file may change."""
+    kept = mask_of(arm, arm.verifier).kept if isinstance(arm.verifier, ViaVerifier) else None
+    return hashlib.sha256(json.dumps([arm.hash, kept, max_tokens, list(texts)]).encode()).hexdigest()[:16]
 
 
 def _run(name: str, profile: Profile, texts: Sequence[str], max_tokens: int) -> _Run:

@@ -79,6 +79,7 @@ def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | No
             prefill_chunk=profile.engine.prefill_chunk,
             vocab_size=tokenizer.vocab_size,
             max_draft=profile.max_draft,
+            max_unseen=profile.verifier.max_unverified if isinstance(profile.verifier, ViaVerifier) else 0,
             feature_layers=layers,
         ),
     )

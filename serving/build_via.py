@@ -7,7 +7,7 @@ from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import SeededSlim, slim_in_place
 from serving.models.tokenizer import ChatTokenizer
-from serving.protocols import RemoteModel, ScoringModel
+from serving.protocols import RemoteModel, RollbackModel
 from serving.rules.via import ViaGates
 from serving.verifiers.via import ViaVerifier as ViaVerifierRole
 
@@ -20,7 +20,7 @@ def build_via(profile: Profile, config: ViaVerifier, *, full: PackedLM, slim: Re
     return ViaVerifierRole(slim=slim, full=full, gates=gates, is_degraded=lambda: slim.degraded)
 
 
-def build_slim(profile: Profile, config: ViaVerifier) -> ScoringModel:
+def build_slim(profile: Profile, config: ViaVerifier) -> RollbackModel:
     """The slim verifier alone, warmed up: only the kept layers are loaded."""
     slim = load_packed_lm(
         profile.target.model,
@@ -58,7 +58,7 @@ def gates_of(config: ViaVerifier) -> ViaGates:
     )
 
 
-def _in_place(profile: Profile, config: ViaVerifier, full: PackedLM) -> ScoringModel:
+def _in_place(profile: Profile, config: ViaVerifier, full: PackedLM) -> RollbackModel:
     kept = mask_of(profile, config).kept
     slim = slim_in_place(full, kept)
     warm_up(slim)

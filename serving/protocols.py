@@ -170,7 +170,15 @@ class ScoringModel(Protocol):
         ...
 
 
-class RemoteModel(ScoringModel, Protocol):
+class RollbackModel(ScoringModel, Protocol):
+    """A model whose cache can be told to forget."""
+
+    def rollback(self, session_id: str, length: int) -> None:
+        """Hold no more than the first `length` tokens of a session."""
+        ...
+
+
+class RemoteModel(RollbackModel, Protocol):
     """A model in another process. Out of reach it has no tables: whoever asks must do without."""
 
     @property

@@ -120,6 +120,11 @@ class SlimReceipt:
     audit_regret: float = 0.0
     unseen: int = 0
 
+    @property
+    def decided(self) -> int:
+        """Tokens of both tiers: decided without the target."""
+        return self.accepted + self.regenerated
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -127,9 +132,10 @@ class Receipt:
 
     accepted excludes the recovered and the bonus token of each round; emitted counts every new token; replaced are
     drafted tokens whose place another one took; cached_tokens are prompt tokens whose KV was there already; choices
-    counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the sum) and the regret spent in
-    nats, exceptions, those among them whose pair a memory knew (rescues), and the output token at which the budget
-    first stood in the way. `profile` and `memory` name the profile and the counts as of the admission.
+    counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the sum, as of any answer with
+    a slim verifier's tokens) and the regret spent in nats, exceptions, those among them whose pair a memory knew
+    (rescues), and the output token at which the budget first stood in the way. `profile` and `memory` name the profile
+    and the counts as of the admission.
     """
 
     rounds: int = 0

@@ -6,18 +6,22 @@ masks in the same order and finds the answers of those that are in the log.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from serving.errors import ConfigError
 from tuning.dimr import Agreement
-from tuning.masks import ARMS, Asking, Mask, Space
+from tuning.masks import ARMS, Asking, Mask, Space, least_budget
+
+_MOST_ATTEMPTS = 2
+_HOPELESS = 3  # masks in a row that could not be judged: more of them would fare no better
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Each arm searches each size with at most `budget` masks."""
+    """Each arm searches each size with at most `budget` masks. Raises ConfigError where an arm needs more."""
 
     num_layers: int
     sizes: Sequence[int]
@@ -25,16 +29,28 @@ class Plan:
     seed: int
     arms: Sequence[str] = tuple(ARMS)
 
+    def __post_init__(self) -> None:
+        for arm in self.arms:
+            least = least_budget(arm, self.num_layers)
+            if self.budget < least:
+                raise ConfigError(
+                    f"--budget: arm {arm!r} needs at least {least} masks on {self.num_layers} layers, got "
+                    f"{self.budget}; raise it, or leave the arm out of --arms"
+                )
+
 
 class MaskLog:
-    """Masks and their agreement with the target, on disk line by line.
+    """Masks and their agreement with the target, on disk line by line; those that could not be judged, without one.
 
-    `identity` names model and data. Raises ConfigError for a file that has another one.
+    `identity` names model and data. Raises ConfigError for a file that has another one. `seconds` is what the
+    `num_evaluated` masks of all runs took, failed ones among them.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
         self._path = path
         self._known: dict[Mask, Agreement] = {}
+        self.seconds = 0.0
+        self.num_evaluated = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if text and not text.endswith("\n"):  # the process was killed while it wrote a line
@@ -53,9 +69,15 @@ class MaskLog:
     def get(self, mask: Mask) -> Agreement | None:
         return self._known.get(mask)
 
-    def add(self, mask: Mask, found: Agreement) -> None:
+    def add(self, mask: Mask, found: Agreement, seconds: float) -> None:
         self._known[mask] = found
-        self._append({"skipped": mask, **asdict(found)})
+        self._count(seconds)
+        self._append({"skipped": mask, "seconds": seconds, **asdict(found)})
+
+    def add_failed(self, mask: Mask, seconds: float) -> None:
+        """For the record: a later run knows nothing of `mask` and asks it again."""
+        self._count(seconds)
+        self._append({"skipped": mask, "seconds": seconds, "failed": True})
 
     def _append(self, record: dict[str, object]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -63,15 +85,23 @@ class MaskLog:
 
     def _read(self, line: str) -> None:
         record = json.loads(line)
-        mask = tuple(record.pop("skipped"))
-        self._known[mask] = Agreement(**record)
+        mask = tuple(record["skipped"])
+        if "seconds" in record:
+            self._count(record["seconds"])
+        if math.isfinite(record.get("cost", math.inf)):
+            self._known[mask] = Agreement(record["cost"], record["kl"], record["top1"])
+
+    def _count(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.num_evaluated += 1
 
 
 @dataclass
 class History:
     """One arm on one size: the masks of that size in the order they were asked, and their costs.
 
-    `final_costs` are those of its best masks on more data, where they were judged again.
+    Masks that could not be judged are no part of it, so there may be none. `final_costs` are those of its best masks on
+    more data, where they were judged again.
     """
 
     arm: str
@@ -103,24 +133,49 @@ class History:
 
 
 class MaskSearch:
-    """Asks one mask after the other: `ask` until it is None, `tell` what it cost."""
+    """Asks one mask after the other: `ask` until it is None, `tell` what it cost, or `fail` it.
 
-    def __init__(self, plan: Plan, log: MaskLog) -> None:
+    An arm hears of a mask that failed as of the costliest there is.
+    """
+
+    def __init__(self, plan: Plan, log: MaskLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
+        self._clock = clock
         self.histories: list[History] = []
         self.num_asked = 0
         self._pending: Mask | None = None
+        self._asked_s = 0.0
+        self._num_attempts = 0
+        self._failed: set[Mask] = set()
+        self._num_failed_in_a_row = 0
         self._masks = self._all(plan)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many masks in a row failed that something else must be wrong."""
+        return self._num_failed_in_a_row >= _HOPELESS
+
     def ask(self) -> Mask | None:
-        """The next mask that no one knows the cost of; the same one until it is told."""
+        """The next mask that no one knows the cost of; the same one until it is told, or has failed twice."""
         if self._pending is None:
             self._pending = next(self._masks, None)
+            self._asked_s = self._clock()
+            self._num_attempts = 0
         return self._pending
 
     def tell(self, mask: Mask, found: Agreement) -> None:
-        self._log.add(mask, found)
+        self._log.add(mask, found, self._clock() - self._asked_s)
+        self._num_failed_in_a_row = 0
         self._pending = None
+
+    def fail(self, mask: Mask) -> None:
+        """`mask` could not be judged: it is asked once more, then given up."""
+        self._num_attempts += 1
+        if self._num_attempts == _MOST_ATTEMPTS:
+            self._log.add_failed(mask, self._clock() - self._asked_s)
+            self._failed.add(mask)
+            self._num_failed_in_a_row += 1
+            self._pending = None
 
     def _all(self, plan: Plan) -> Iterator[Mask]:
         for size in plan.sizes:
@@ -130,18 +185,18 @@ class MaskSearch:
                 yield from self._run(ARMS[arm](space, plan.budget, plan.seed), self.histories[-1])
 
     def _run(self, asking: Asking, history: History) -> Iterator[Mask]:
-        """Yields what is not in the log; by the time it goes on, it is."""
+        """Yields what is not in the log; by the time it goes on, it is, or has failed."""
         mask = next(asking, None)
         while mask is not None:
-            if self._log.get(mask) is None:
+            if self._log.get(mask) is None and mask not in self._failed:
                 yield mask
             found = self._log.get(mask)
-            assert found is not None, "asked and not told"
+            assert found is not None or mask in self._failed, "asked and not told"
             self.num_asked += 1
-            if len(mask) == history.space.num_skipped:
+            if found is not None and len(mask) == history.space.num_skipped:
                 history.masks.append(mask)
                 history.costs.append(found.cost)
             try:
-                mask = asking.send(found.cost)
+                mask = asking.send(math.inf if found is None else found.cost)
             except StopIteration:
                 mask = None

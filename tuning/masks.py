@@ -43,9 +43,13 @@ class Space:
 
 
 def even(space: Space, budget: int, seed: int) -> Asking:
-    """One mask: layers at equal distances."""
-    places = np.linspace(space.candidates[0], space.candidates[-1], space.num_skipped + 2)[1:-1]
-    yield tuple(int(place) for place in np.round(places))
+    """One mask: layers at equal distances; where most are skipped, those that are kept."""
+    num_kept = len(space.candidates) - space.num_skipped
+    if space.num_skipped <= num_kept:
+        yield _spaced(space, space.num_skipped)
+    else:
+        kept = _spaced(space, num_kept)
+        yield tuple(layer for layer in space.candidates if layer not in kept)
 
 
 def one_at_a_time(space: Space, budget: int, seed: int) -> Asking:
@@ -80,13 +84,14 @@ def guided(space: Space, budget: int, seed: int) -> Asking:
     study = _study(seed)
     ranks = np.argsort(np.argsort([-cost for cost in harm])) / max(1, len(harm) - 1)
     known: dict[Mask, float] = {}
-    for number in range(left // 3):
+    num_sampled = max(1, left // 3)
+    for number in range(num_sampled):
         if number % 2 == 0:  # the order of the ranks, more and more disturbed
             keys = np.clip(ranks + rng.normal(0.0, 0.02 * number, len(ranks)), 0.0, 1.0)
             study.enqueue_trial({_key(layer): float(key) for layer, key in zip(space.candidates, keys, strict=True)})
         mask, cost = yield from _asked(study, space)
         known[mask] = cost
-    yield from _swapped(space, known, left - left // 3)
+    yield from _swapped(space, known, left - num_sampled)
 
 
 ARMS: dict[str, Callable[[Space, int, int], Asking]] = {
@@ -96,6 +101,17 @@ ARMS: dict[str, Callable[[Space, int, int], Asking]] = {
     "random": random_search,
     "alternating": alternating,
 }
+
+
+def least_budget(arm: str, num_layers: int) -> int:
+    """Masks without which `arm` would try none of its size."""
+    return num_layers - 1 if ARMS[arm] in (one_at_a_time, guided) else 1  # each candidate alone comes first
+
+
+def _spaced(space: Space, count: int) -> tuple[int, ...]:
+    """`count` candidates, at most half of them, at equal distances."""
+    places = np.linspace(space.candidates[0], space.candidates[-1], count + 2)[1:-1]
+    return tuple(int(place) for place in np.round(places))
 
 
 def _sensitivities(space: Space) -> Generator[Mask, float, list[float]]:

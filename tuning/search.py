@@ -24,7 +24,6 @@ from tuning.via import MaskBench, load_target
 log = logging.getLogger(__name__)
 
 _METRIC = "cost"
-FAILED = Agreement(math.inf, math.inf, 0.0)
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class BenchRecipe:
 def search_masks(
     search: MaskSearch, recipe: BenchRecipe, folder: Path, *, num_cpus: float = 1.0, on_mask: Callable[[], None]
 ) -> None:
-    """Run `search` to its end on the Ray this process is connected to; `on_mask` hears of each evaluation.
+    """Run `search` to its end, or until it is hopeless, on the Ray this process is connected to.
 
-    One trial at a time: what is asked depends on every answer before.
+    `on_mask` hears of each mask that was judged. One trial at a time: what is asked depends on every answer before.
     """
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     trainable = tune.with_resources(
@@ -100,21 +99,20 @@ class _Asking(Searcher):
         return self  # there is one search, whoever copies the settings
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        mask = self._search.ask()
+        mask = None if self._search.is_hopeless else self._search.ask()
         if mask is None:
             return cast("dict[str, Any]", Searcher.FINISHED)  # a string that means the end
         self._running[trial_id] = mask
         return {"skipped": list(mask)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A mask that could not be judged, or whose cost is no number, is recorded as the worst there is."""
+        """A mask whose cost is no number could not be judged."""
         mask = self._running.pop(trial_id)
-        found = FAILED
-        if result is not None and not error and math.isfinite(result[_METRIC]):
-            found = Agreement(result["cost"], result["kl"], result["top1"])
-        else:
-            log.warning("the mask that skips %s could not be judged; it counts as the worst", mask)
-        self._search.tell(mask, found)
+        if result is None or error or not math.isfinite(result[_METRIC]):
+            log.warning("trial %s: the mask that skips %s could not be judged", trial_id, mask)
+            self._search.fail(mask)
+            return
+        self._search.tell(mask, Agreement(result["cost"], result["kl"], result["top1"]))
         self._on_mask()
 
     def save(self, checkpoint_path: str) -> None:

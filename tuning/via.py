@@ -21,7 +21,7 @@ from serving.models.packed_lm import PackedLM
 from serving.models.slim import slim_in_place
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import DraftRequest, ScoreRequest
-from serving.types import Floats
+from serving.types import Floats, Ids
 from tuning.dimr import Agreement, compare, mean
 from tuning.masks import Mask
 from tuning.selfgen import Dialogue
@@ -140,28 +140,67 @@ def fidelity(target: PackedLM, dialogue: Dialogue) -> Fidelity:
 
 
 def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
-    """Medians on this machine behind a text of 128 tokens, in turns: passes of `rows` rows, and a drafted token."""
+    """Of the target and the slim verifier of `profile`, as `mask_pass_times`, and of a token of its drafter."""
     assert isinstance(profile.verifier, ViaVerifier)
     target = load_target(profile.target.model, dtype=profile.target.dtype, max_length=profile.engine.max_length)
     mask = read_mask(profile.verifier.mask, model=profile.target.model, num_layers=len(target.store.shapes))
-    slim, drafter = slim_in_place(target, mask.kept), build_drafter(profile, features=target)
-    ids = np.random.default_rng(0).integers(100, 1000, _CONTEXT + max(rows)).astype(np.int32)
-    drafting = DraftRequest("measure", ids[:_CONTEXT], _CONTEXT // 2, profile.max_draft)
-    works: dict[tuple[str, int], Callable[[], object]] = {("draft", 0): lambda: drafter.start([drafting]).result()}
-    for name, model in (("full", target), ("slim", slim)):
+    drafter = build_drafter(profile, features=target)
+    drafting = DraftRequest("measure", _measured_ids(0), _CONTEXT // 2, profile.max_draft)
+    draft = _Work("draft", 0, lambda: drafter.start([drafting]).result())
+    seconds = _medians([draft, *_passes(target, slim_in_place(target, mask.kept), rows)])
+    return _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
+
+
+def mask_pass_times(target: PackedLM, kept: Sequence[int], rows: Sequence[int]) -> PassTimes:
+    """Medians on this machine behind a text of 128 tokens, in turns: passes of `rows` rows over all layers or `kept`.
+
+    The target needs a free row that holds the text and most of `rows`.
+    """
+    seconds = _medians(_passes(target, slim_in_place(target, kept), rows))
+    target.close("measure")
+    return _times(seconds, rows)
+
+
+def measured_length(rows: Sequence[int]) -> int:
+    """Tokens that a target must hold for `mask_pass_times`."""
+    return _CONTEXT + max(rows)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is timed: passes of `rows` rows, or a draft."""
+
+    name: str
+    rows: int
+    do: Callable[[], object]
+
+
+def _passes(full: PackedLM, slim: PackedLM, rows: Sequence[int]) -> list[_Work]:
+    ids = _measured_ids(max(rows))
+    works = []
+    for name, model in (("full", full), ("slim", slim)):
         model.open("measure", ids)
-        for count in rows:
-            works[name, count] = _pass(model, ScoreRequest("measure", ids[: _CONTEXT + count], count))
-    found: dict[tuple[str, int], list[float]] = {key: [] for key in works}
+        works += [
+            _Work(name, count, _pass(model, ScoreRequest("measure", ids[: _CONTEXT + count], count))) for count in rows
+        ]
+    return works
+
+
+def _measured_ids(most: int) -> Ids:
+    return np.random.default_rng(0).integers(10, 100, _CONTEXT + most).astype(np.int32)
+
+
+def _medians(works: Sequence[_Work]) -> dict[tuple[str, int], float]:
+    found: dict[tuple[str, int], list[float]] = {(work.name, work.rows): [] for work in works}
     for _ in range(_TIMINGS):
-        for key, work in works.items():
-            found[key].append(_seconds(work))
-    times = {key: statistics.median(seconds[2:]) for key, seconds in found.items()}  # the first ones read the text
-    return PassTimes(
-        {count: times["full", count] for count in rows},
-        {count: times["slim", count] for count in rows},
-        times["draft", 0] / max(1, profile.max_draft),
-    )
+        for work in works:
+            found[work.name, work.rows].append(_seconds(work.do))
+    return {key: statistics.median(seconds[2:]) for key, seconds in found.items()}  # the first ones read the text
+
+
+def _times(seconds: dict[tuple[str, int], float], rows: Sequence[int], *, draft_s: float = 0.0) -> PassTimes:
+    full, slim = ({count: seconds[name, count] for count in rows} for name in ("full", "slim"))
+    return PassTimes(full, slim, draft_s)
 
 
 def _pass(model: PackedLM, request: ScoreRequest) -> Callable[[], object]:

@@ -13,11 +13,11 @@ from serving.decode.stats import EngineStats
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds by rows of one session: a full pass, a slim one, and one drafted token."""
+    """Seconds by rows of one session: a full pass, a slim one, and one drafted token (0 where none was measured)."""
 
     full: Mapping[int, float]
     slim: Mapping[int, float]
-    draft_s: float
+    draft_s: float = 0.0
 
     @property
     def slim_ratio(self) -> float:
@@ -76,6 +76,30 @@ def verdict(strict: Modelled, via: Modelled, times: PassTimes) -> str:
     return (
         f"the middle tier {state}: {says}; a slim pass costs {times.slim_ratio:.2f} of a full one, even is {limit:.2f}"
     )
+
+
+def least_saving(times: PassTimes, rows: int) -> float | None:
+    """The share of full passes that a slim tier must save to cost no more than strict does, over as many rounds.
+
+    Blocks have `rows` rows. A slim pass over each comes on top; the full passes that are left catch up, so each of
+    them scores the rows of the saved ones too. None where saving 99 % would not do.
+    """
+    full = CostModel(times.full)
+    strict_s, slim_s = full.seconds(rows), CostModel(times.slim).seconds(rows)
+    for percent in range(100):
+        left = 1.0 - percent / 100
+        if slim_s + left * full.seconds(rows / left) <= strict_s:
+            return percent / 100
+    return None
+
+
+def saving_verdict(times: PassTimes, rows: int) -> str:
+    """`least_saving` as a sentence for the user."""
+    share = least_saving(times, rows)
+    says = f"a slim pass of {rows} rows costs {times.slim[rows] / times.full[rows]:.2f} of a full one here"
+    if share is None:
+        return f"{says}: the middle tier does not pay, however many full passes it saves"
+    return f"{says}: the middle tier pays if it saves more than {share:.0%} of the full passes"
 
 
 def _passes_s(passes: int, rows: int, seconds: Mapping[int, float]) -> float:

@@ -37,7 +37,7 @@ def settle(proposal: Proposal, verified: Verified, text: TextStream, *, degraded
     clipped = clip(verified.verdict, draft.ids, limits=session.limits, room=session.room, ends_text=text.push)
     begins_at = session.num_emitted
     emitted = session.commit(clipped.ids, verified.verdict, round_number=proposal.round_number)
-    tiers = count_tiers(verified, clipped, num_drafted=len(draft))
+    tiers = count_tiers(verified, clipped, draft_ids=draft.ids)
     receipt = updated(session.receipt, draft, clipped=clipped, tiers=tiers, degraded=degraded)
     receipt = charged(receipt, emitted, session.ledger, begins_at=begins_at)
     session.receipt = with_slim(receipt, tiers, num_emitted=len(clipped.ids))

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from serving.requests import Receipt, SlimReceipt
 from serving.rules.clip import Clipped
-from serving.types import Verified
+from serving.rules.terms import unbounded
+from serving.types import Ids, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,11 @@ class TierCounts:
 NO_TIERS = TierCounts()
 
 
-def count_tiers(verified: Verified, clipped: Clipped, *, num_drafted: int) -> TierCounts:
+def count_tiers(verified: Verified, clipped: Clipped, *, draft_ids: Ids) -> TierCounts:
     """`replaced` is 1 where another token took a drafted one's place."""
-    num_emitted, audit = len(clipped.ids), verified.audit
+    num_emitted, num_drafted, audit = len(clipped.ids), len(draft_ids), verified.audit
+    place = clipped.num_accepted
+    is_replaced = place < min(num_emitted, num_drafted) and clipped.ids[place] != draft_ids[place]
     tiers = verified.verdict.tiers[:num_emitted]
     regrets = audit.regrets[: audit.num_before + num_emitted]
     return TierCounts(
@@ -37,7 +40,7 @@ def count_tiers(verified: Verified, clipped: Clipped, *, num_drafted: int) -> Ti
         slim_rows=0 if verified.slim is None else num_drafted + 1,
         slim_accepted=tiers.count("slim"),
         regenerated=tiers.count("regenerated"),
-        replaced=int(num_emitted > clipped.num_accepted and clipped.num_accepted < num_drafted),
+        replaced=int(is_replaced),
         audited=len(regrets),
         audit_regret=sum(regrets),
     )
@@ -56,9 +59,5 @@ def with_slim(receipt: Receipt, counts: TierCounts, *, num_emitted: int) -> Rece
         audit_regret=before.audit_regret + counts.audit_regret,
         unseen=before.unseen + num_emitted if counts.is_slim_only else 0,
     )
-    if slim.accepted + slim.regenerated == 0:
-        return replace(receipt, slim=slim)
-    return replace(receipt, slim=slim, lossless=False, reason=SLIM_REASON)
-
-
-SLIM_REASON = "slim tier: some tokens were decided without the target; nothing bounds them, audit_regret is only a log"
+    after = replace(receipt, slim=slim)
+    return unbounded(after) if slim.decided and not before.decided else after

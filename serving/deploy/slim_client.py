@@ -56,6 +56,11 @@ class RemoteSlim:
             return [None] * len(requests)
         return [self._absorbed(request, found) for request, found in zip(requests, answer.tables, strict=True)]
 
+    def rollback(self, session_id: str, length: int) -> None:
+        """The callee hears of it when it is asked next."""
+        with self._lock:
+            self._held[session_id] = self._held[session_id][:length]
+
     def close(self, session_id: str) -> None:
         with self._lock:
             self._salts.pop(session_id, None)
@@ -96,11 +101,12 @@ class RemoteSlim:
         shorter = min(len(held), len(request.ids))
         different = np.flatnonzero(held[:shorter] != request.ids[:shorter])
         base = int(different[0]) if len(different) else shorter
+        self._held[request.session_id] = held[:base]  # should no answer come, that much is there either way
         salt = self._salts[request.session_id]
         opening = None if len(held) else SlimOpening(request.prompt_len, salt, request.sampling)
         return SlimItem(request.session_id, base, ids_bytes(request.ids[base:]), request.num_rows, opening)
 
     def _absorbed(self, request: ScoreRequest, found: ScoredItem | None) -> ScoreTable | None:
-        """Only an answer moves what the callee is known to hold."""
+        """Only an answer adds to what the callee is known to hold."""
         self._held[request.session_id] = EMPTY_IDS if found is None else request.ids
         return None if found is None else found.table(request.draft_ids)

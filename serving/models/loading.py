@@ -31,8 +31,9 @@ _WORKSPACE_ROWS = 64
 class LoadOptions:
     """`role` names the model in plans and errors; a sequence may have `max_length` tokens plus a draft in flight.
 
-    What enters `feature_layers` (ascending) is kept beside the KV, for a drafter that reads it. Where `kept` names
-    layers, no other layer is loaded.
+    Of each session one pass scores a draft's rows, and before them those of at most `max_unseen` tokens that earlier
+    passes left out. What enters `feature_layers` (ascending) is kept beside the KV, for a drafter that reads it. Where
+    `kept` names layers, no other layer is loaded.
     """
 
     role: str
@@ -42,6 +43,7 @@ class LoadOptions:
     prefill_chunk: int
     vocab_size: int
     max_draft: int = 0
+    max_unseen: int = 0
     with_logsumexp: bool = False
     feature_layers: tuple[int, ...] = ()
     kept: tuple[int, ...] | None = None
@@ -50,6 +52,11 @@ class LoadOptions:
     def capacity(self) -> int:
         """Slots of one KV row: the longest sequence, a draft behind it and one to spare."""
         return self.max_length + self.max_draft + 1
+
+    @property
+    def scored_rows(self) -> int:
+        """Rows of logits that one pass may have to make for a session."""
+        return min(self.capacity, self.max_unseen + self.max_draft + 1)
 
 
 def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
@@ -111,7 +118,7 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
         layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype,
         feature_width=len(options.feature_layers) * config.get_text_config().hidden_size,
     )  # fmt: skip
-    rows = max(_WORKSPACE_ROWS, options.num_rows * (options.max_draft + 1))
+    rows = max(_WORKSPACE_ROWS, options.num_rows * options.scored_rows)
     items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * rows * options.vocab_size}
     planned = tuple(PlannedItem(options.role, purpose, size) for purpose, size in items.items())
     return MemoryPlan(planned, available_bytes(default_device()))

@@ -57,6 +57,9 @@ class PackedLM:
     def close(self, session_id: str) -> None:
         self._store.close(session_id)
 
+    def rollback(self, session_id: str, length: int) -> None:
+        self._store.rollback(session_id, length)
+
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
         """One packed pass. Prompts share `prefill_chunk` tokens a pass, first come first served."""
         segments = self._plan(requests)

@@ -78,6 +78,9 @@ class SeededSlim:
             self._seed(request)
         return self._slim.score(requests)
 
+    def rollback(self, session_id: str, length: int) -> None:
+        self._slim.rollback(session_id, length)
+
     def close(self, session_id: str) -> None:
         self._slim.close(session_id)
 

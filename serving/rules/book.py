@@ -8,7 +8,7 @@ from serving.memory.online import OnlineMemory
 from serving.requests import GenerationRequest, Receipt
 from serving.rules import asd, asd_csd, csd, strict
 from serving.rules.budget import Purse
-from serving.rules.terms import budget_of, reason
+from serving.rules.terms import budget_of, reason, unbounded
 from serving.rules.tighten import rule_for
 from serving.session import AcceptanceRule
 
@@ -49,6 +49,8 @@ class RuleBook:
             regret_spent=request.ledger.regret_spent,
             memory=self._memory_id if isinstance(config, CsdControls) else "",
         )
+        if receipt.slim is not None and receipt.slim.decided:  # by the replica that died
+            receipt = unbounded(receipt)
         return Terms(self._rule(config, request), receipt)
 
     def close(self, request_id: str) -> None:

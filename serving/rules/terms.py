@@ -1,7 +1,11 @@
 """The words of a receipt: what bounds a request's exceptions, and what does not."""
 
+from dataclasses import replace
+
 from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig, StrictRule
 from serving.requests import Receipt
+
+_SLIM = "slim tier: some tokens were decided without the target; nothing bounds them, audit_regret is only a log"
 
 
 def reason(rule: RuleConfig, *, vouched: str) -> str:
@@ -20,6 +24,12 @@ def reason(rule: RuleConfig, *, vouched: str) -> str:
         case AsdCsdRule():
             bound = f"the regret of this answer adds up to at most {rule.budget:g} nats, {rule.combine!r} of both tests"
     return f"rule {rule.kind}: {bound}; {vouched}"
+
+
+def unbounded(receipt: Receipt) -> Receipt:
+    """`receipt`, as its rule words it, once a slim verifier has decided a token."""
+    words = _SLIM if receipt.lossless else f"{_SLIM}; of what the target decided, {receipt.reason}"
+    return replace(receipt, lossless=False, budget=None, reason=words)
 
 
 def budget_of(rule: RuleConfig) -> float | None:

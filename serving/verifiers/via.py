@@ -7,7 +7,7 @@ for those tokens are logged as audit regret, never charged.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from serving.protocols import Proposal, ScoreRequest, ScoringModel
+from serving.protocols import Proposal, RollbackModel, ScoreRequest, ScoringModel
 from serving.rules.via import Route, ViaGates, behind, route
 from serving.session import Session
 from serving.types import Audit, ScoreTable, Verified
@@ -31,7 +31,7 @@ class ViaVerifier:
     def __init__(
         self,
         *,
-        slim: ScoringModel,
+        slim: RollbackModel,
         full: ScoringModel,
         gates: ViaGates,
         is_degraded: Callable[[], bool] = lambda: False,
@@ -47,7 +47,8 @@ class ViaVerifier:
         return self._is_degraded()
 
     def open(self, session: Session) -> int:
-        self._seen[session.request_id] = len(session)
+        slim = session.receipt.slim
+        self._seen[session.request_id] = len(session) - (0 if slim is None else slim.unseen)
         self._slim.open(session.request_id, session.tokens, salt=session.salt)
         return self._full.open(session.request_id, session.tokens, salt=session.salt)
 
@@ -56,7 +57,9 @@ class ViaVerifier:
         asked = [proposal for proposal in proposals if _escalates(slim.get(_id(proposal)))]
         tables = self._full.score([self._full_request(proposal) for proposal in asked]) if asked else []
         full = {_id(proposal): table for proposal, table in zip(asked, tables, strict=True)}
-        return [self._decide(proposal, slim.get(_id(proposal)), full.get(_id(proposal))) for proposal in proposals]
+        verified = [self._decide(proposal, slim.get(_id(proposal)), full.get(_id(proposal))) for proposal in proposals]
+        self._trim_slim(proposals, verified)
+        return verified
 
     def close(self, session_id: str) -> None:
         self._seen.pop(session_id, None)
@@ -85,7 +88,7 @@ class ViaVerifier:
         return max(0, len(session) - self._seen[session.request_id])
 
     def _full_request(self, proposal: Proposal) -> ScoreRequest:
-        """The block's rows, and before them one for each token that the full target has not seen."""
+        """The block's rows, and before them one for each of the at most `max_unverified` tokens it has not seen."""
         num_rows = self._num_unseen(proposal.session) + len(proposal.draft) + 1
         return replace(proposal.score_request, num_rows=num_rows)
 
@@ -101,6 +104,12 @@ class ViaVerifier:
         self._seen[session.request_id] = len(session) + len(verdict.tiers)
         audit = Audit(num_unseen, tuple(full.regret[: num_unseen + num_kept].tolist()))
         return Verified(verdict, full.drop(num_unseen), None if slim is None else slim.table, audit)
+
+    def _trim_slim(self, proposals: Sequence[Proposal], verified: Sequence[Verified | None]) -> None:
+        """The last token to be committed has no KV yet; a slim pass may have made some, having judged that token."""
+        for proposal, one in zip(proposals, verified, strict=True):
+            if one is not None and one.slim is not None:
+                self._slim.rollback(_id(proposal), len(proposal.session) + len(one.verdict.tiers) - 1)
 
 
 def _id(proposal: Proposal) -> str:

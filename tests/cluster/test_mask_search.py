@@ -60,11 +60,18 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
     mask = read_mask(str(out / "mask-2.json"), model=deep_model, num_layers=NUM_LAYERS)
     assert list(mask.skipped) == best["skipped"]
     assert (out / "history.png").stat().st_size > 1000
+    (costs,) = report["costs"]
+    assert all(costs[f"slim/full, {rows} rows"] > 0.0 for rows in (1, 5, 20))
+    assert "the middle tier" in costs["verdict"]
+    assert report["masks evaluated"] == len(skipped)
+    assert report["masks per second"] == pytest.approx(len(skipped) / report["seconds"], rel=0.1)
     finals = (out / "finals.jsonl").read_text()
     assert 1 < len(finals.splitlines()) - 1 <= 5 * len(report["arms"])
     assert main(flags) == 0  # everything is in the log: nothing is asked, no Ray is started
     assert (out / "evaluations.jsonl").read_text() == log
     assert (out / "finals.jsonl").read_text() == finals
+    again = json.loads((out / "report.json").read_text())
+    assert (again["seconds"], again["masks evaluated"]) == (report["seconds"], report["masks evaluated"])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,7 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
         (["--sizes", "9"], "within 1..4"),
         (["--sizes", "two"], "numbers separated by commas"),
         (["--arms", "magic"], "none of even"),
-        (["--budget", "3"], "at least 6"),
+        (["--budget", "4"], "needs at least 5 masks"),
         (["--rows", "4000"], "--rows: 4000 behind 1024 held-out rows"),
         (["--rows", "20", "--held-out-rows", "20", "--final-rows", "4000"], "--final-rows: 4000 behind"),
     ],

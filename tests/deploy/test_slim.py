@@ -140,6 +140,18 @@ class Canned:
         self.free += 1
 
 
+class Noting(Canned):
+    """Keeps every text that it is asked to score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
+        self.seen += [request.ids.tolist() for request in requests]
+        return super().score(requests)
+
+
 def _canned(request: ScoreRequest) -> ScoreTable:
     ones = np.ones(request.num_rows, dtype=np.float32)
     ids = as_ids(list(range(request.num_rows)))
@@ -192,3 +204,28 @@ def test_another_request_by_the_same_name_starts_from_nothing() -> None:
     remote.score([replace(request, ids=as_ids([7]))])
     (entry,) = worker.table._entries.values()
     assert (entry.ids.tolist(), entry.opening.salt) == ([7], "another tenant's")
+
+
+def test_after_a_timeout_the_next_call_begins_where_both_surely_agree() -> None:
+    model = Noting()
+    worker = DirectWorker(model)
+    remote = RemoteSlim("me", timeout_s=1.0, on_lost=lambda: None)
+    remote.connect(Link(worker, "one"))
+    remote.open("a", as_ids([1, 2, 3]))
+    remote.score([ScoreRequest("a", as_ids([1, 2, 3, 5, 6]))])
+    worker.hangs = True
+    assert remote.score([ScoreRequest("a", as_ids([1, 2, 3, 7, 8]))]) == [None]
+    worker.hangs = False
+    remote.score([ScoreRequest("a", as_ids([1, 2, 3, 5, 6, 9]))])
+    assert model.seen == [[1, 2, 3, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 5, 6, 9]]
+
+
+def test_what_is_rolled_back_travels_again() -> None:
+    worker = DirectWorker(Canned())
+    remote = RemoteSlim("me", timeout_s=1.0, on_lost=lambda: None)
+    remote.connect(Link(worker, "one"))
+    remote.open("a", as_ids([1, 2, 3]))
+    remote.score([ScoreRequest("a", as_ids([1, 2, 3]))])
+    remote.rollback("a", 2)
+    remote.score([ScoreRequest("a", as_ids([1, 2, 3, 4]))])
+    assert pickle.loads(worker.messages[-2]).items[0].base_len == 2

@@ -44,6 +44,18 @@ def test_the_plan_counts_weights_rows_and_workspace_without_loading() -> None:
     assert plan.fits
 
 
+def test_the_plan_counts_the_rows_of_every_session_that_catches_up_in_one_pass() -> None:
+    config = tiny_model("llama").config
+
+    def workspace(**fields: int) -> int:
+        (item,) = [i for i in plan_memory(config, replace(OPTIONS, **fields)).items if i.purpose == "workspace"]
+        return item.num_bytes // (4 * VOCAB)
+
+    assert workspace(num_rows=16) == 16 * 5  # rows of logits
+    assert workspace(num_rows=16, max_unseen=32) == 16 * (32 + 5)
+    assert workspace(num_rows=16, max_unseen=4096) == 16 * (100 + 4 + 1)  # no session is longer than its row
+
+
 def test_case_27_what_does_not_fit_is_refused_with_the_table(folder: str) -> None:
     with pytest.raises(MemoryPlanError, match=r"(?s)KV rows.*needed.*available"):
         load_packed_lm(folder, replace(OPTIONS, num_rows=512, max_length=512, max_draft=100_000_000))

@@ -1,6 +1,7 @@
 """Mask searches on costs that are known: what they ask, that they resume, and that guidance pays."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -85,15 +86,64 @@ def test_case_39_a_larger_budget_goes_on_and_never_gets_worse(tmp_path: Path) ->
     assert min(large.histories[0].costs) <= min(small.histories[0].costs)
 
 
-def test_case_42_a_mask_that_fails_is_never_the_best(tmp_path: Path) -> None:
-    search = MaskSearch(plan(arms=("guided",)), MaskLog(tmp_path / "log.jsonl", "toy"))
-    number = 0
+def run_with_failures(search: MaskSearch, *, attempts: int) -> dict[Mask, int]:
+    """Every third mask fails `attempts` times before it is judged; returns how often each was asked."""
+    asked: dict[Mask, int] = {}
+    bad: set[Mask] = set()
     while (mask := search.ask()) is not None:
-        number += 1
-        search.tell(mask, Agreement(float("inf") if number % 3 == 0 else cost(mask), 0.0, 1.0))
-    assert np.isfinite(min(search.histories[0].costs))
-    again = MaskLog(tmp_path / "log.jsonl", "toy")
-    assert len(again) == number
+        if mask not in asked and len(asked) % 3 == 2:
+            bad.add(mask)
+        asked[mask] = asked.get(mask, 0) + 1
+        if mask in bad and asked[mask] <= attempts:
+            search.fail(mask)
+        else:
+            search.tell(mask, Agreement(cost(mask), 0.0, 1.0))
+    return asked
+
+
+def test_case_42_a_mask_that_fails_once_is_judged_at_the_second_try(tmp_path: Path) -> None:
+    search = MaskSearch(plan(arms=("guided",)), MaskLog(tmp_path / "log.jsonl", "toy"))
+    asked = run_with_failures(search, attempts=1)
+    assert set(asked.values()) == {1, 2}
+    whole = MaskSearch(plan(arms=("guided",)), MaskLog(tmp_path / "whole.jsonl", "toy"))
+    run(whole)
+    assert search.histories[0].costs == whole.histories[0].costs
+
+
+def test_case_42_a_mask_that_fails_twice_has_no_cost_and_is_tried_again_by_a_later_run(tmp_path: Path) -> None:
+    search = MaskSearch(plan(arms=("guided", "random")), MaskLog(tmp_path / "log.jsonl", "toy"))
+    asked = run_with_failures(search, attempts=2)
+    failed = {mask for mask, count in asked.items() if count == 2}
+    assert failed
+    for history in search.histories:
+        assert np.isfinite(history.costs).all()
+        assert not failed & set(history.masks)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()[1:]]
+    assert {tuple(line["skipped"]) for line in lines if line.get("failed")} == failed
+    assert all("cost" not in line for line in lines if line.get("failed"))
+    again = run(MaskSearch(plan(arms=("guided", "random")), MaskLog(tmp_path / "log.jsonl", "toy")))
+    assert again[0] == next(mask for mask, count in asked.items() if count == 2)
+
+
+def test_a_search_in_which_everything_fails_says_so_early(tmp_path: Path) -> None:
+    search = MaskSearch(plan(arms=("random",)), MaskLog(tmp_path / "log.jsonl", "toy"))
+    for _ in range(3):
+        assert not search.is_hopeless
+        for _ in range(2):
+            mask = search.ask()
+            assert mask is not None
+            search.fail(mask)
+    assert search.is_hopeless
+    assert search.histories[0].masks == []
+
+
+def test_seconds_add_up_over_the_runs_of_a_search(tmp_path: Path) -> None:
+    ticks = itertools.count(step=0.5)
+    for stop_after, seconds in ((40, 20.0), (None, None)):
+        log = MaskLog(tmp_path / "log.jsonl", "toy")
+        run(MaskSearch(plan(), log, clock=lambda: next(ticks)), stop_after=stop_after)
+        assert log.seconds == pytest.approx(seconds or 0.5 * log.num_evaluated)
+    assert log.num_evaluated == len(log) > 40
 
 
 def test_a_log_of_other_data_is_refused(tmp_path: Path) -> None:
@@ -104,3 +154,27 @@ def test_a_log_of_other_data_is_refused(tmp_path: Path) -> None:
 
 def test_even_masks_are_even() -> None:
     assert list(ARMS["even"](Space(11, 3), 1, 0)) == [(3, 5, 7)]
+    assert list(ARMS["even"](Space(11, 6), 1, 0)) == [(1, 2, 4, 6, 8, 9)]
+
+
+@pytest.mark.parametrize("num_layers", [3, 4, 6, 11, 30])
+def test_even_masks_have_their_size_whatever_it_is(num_layers: int) -> None:
+    for size in range(1, num_layers - 1):
+        space = Space(num_layers, size)
+        (mask,) = ARMS["even"](space, 1, 0)
+        assert len(set(mask)) == size
+        assert set(mask) <= set(space.candidates)
+        assert list(mask) == sorted(mask)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_least_budget_of_an_arm_tries_a_mask_of_each_size_and_less_is_refused(
+    arm: str, size: int, tmp_path: Path
+) -> None:
+    least = NUM_LAYERS - 1 if arm in ("guided", "one at a time") else 1
+    search = MaskSearch(plan(arms=(arm,), sizes=[size], budget=least), MaskLog(tmp_path / "log.jsonl", "toy"))
+    assert len(run(search)) <= least
+    assert len(search.histories[0].masks) > 0
+    with pytest.raises(ConfigError, match=f"--budget: arm '{arm}' needs at least {least} masks"):
+        plan(arms=(arm,), sizes=[size], budget=least - 1)

@@ -10,8 +10,8 @@ from tests.models.test_packed_lm import make_lm, random_ids, stock_logits
 from tests.models.test_slim import deep, without_layers
 from tuning.dimr import compare
 from tuning.selfgen import Dialogue
-from tuning.via import Fidelity, MaskBench, excerpts, fidelity
-from tuning.via_cost import PassTimes, break_even, modelled, verdict
+from tuning.via import Fidelity, MaskBench, excerpts, fidelity, mask_pass_times
+from tuning.via_cost import PassTimes, break_even, least_saving, modelled, saving_verdict, verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,3 +87,26 @@ def test_it_says_what_a_slim_pass_may_cost() -> None:
     dear = modelled(EngineStats(emitted=100, target_passes=90, target_rows=450, slim_passes=9, slim_rows=45), TIMES)
     assert break_even(strict, dear) is None
     assert "slim passes were free" in verdict(strict, dear, TIMES)
+
+
+def test_what_a_slim_tier_must_save_is_its_share_of_what_a_full_pass_costs_without_rows() -> None:
+    """Rows that a full pass did not see are scored by the next one: only what a pass costs apart from rows is saved."""
+    full = {1: 0.010, 5: 0.010 + 4 * 0.001, 20: 0.010 + 19 * 0.001}
+    cheap, dear = dict.fromkeys(full, 0.0045), dict.fromkeys(full, 0.0095)
+    assert least_saving(PassTimes(full, cheap), 5) == pytest.approx(0.5)  # 4.5 ms of 9 ms
+    assert least_saving(PassTimes(full, dear), 5) is None
+    flat = dict.fromkeys(full, 0.010)
+    assert least_saving(PassTimes(flat, dict.fromkeys(full, 0.003)), 5) == pytest.approx(0.3)
+    assert "costs 0.32 of a full one here: the middle tier pays if it saves more than 50%" in saving_verdict(
+        PassTimes(full, cheap), 5
+    )
+    assert "does not pay" in saving_verdict(PassTimes(full, dear), 5)
+
+
+def test_passes_of_a_mask_are_timed_on_any_target_and_leave_its_row_free() -> None:
+    target = make_lm(HFDecoder(deep()))
+    for kept in ((0, 5), (0, 2, 5)):
+        times = mask_pass_times(target, kept, (1, 5))
+        assert list(times.full) == list(times.slim) == [1, 5]
+        assert all(seconds > 0.0 for seconds in (*times.full.values(), *times.slim.values()))
+    assert target.store.num_open == 0
