@@ -41,7 +41,7 @@ from tuning.selfgen import Dialogue
 from tuning.via import MaskBench, excerpts, load_target, mask_pass_times, measured_length
 from tuning.via_cost import saving_verdict
 
-_FINALISTS = 5
+_FINALISTS = 16
 
 
 def parser() -> argparse.ArgumentParser:
