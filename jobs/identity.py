@@ -3,12 +3,15 @@
 Runs every combination of drafter, K and batch size on the same prompts, in process (colocated) or through Serve
 deployments of their own (separate), and reports each output that differs, and how many drafted tokens were accepted: a
 combination in which none were would compare plain decoding with itself. Exit status 1 for either. With the verifier
-`via` a slim verifier reads every draft first and leaves each decision to the target.
+`via` a slim verifier reads every draft first and leaves each decision to the target; the rules other than strict are
+lossy ones at the limits where they may keep nothing: ASD without a budget (B0), exceptions (M0) or gate (g0), CSD that
+nominates no pair (lambda-inf) or passes none (tau2).
 """
 
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +36,7 @@ from serving.config import (
     SuffixDrafter,
     ViaVerifier,
 )
+from serving.config_rules import AsdRule, CsdRule, StrictRule
 from serving.decode.offline import complete
 from serving.errors import ConfigError, DrafthouseError
 from serving.models.embedded import EMBEDDED_MODEL
@@ -43,6 +47,14 @@ SUMMARY = "check that ids equal transformers' greedy generate, over drafters, K 
 _PORT = 8765
 _MAX_DRAFT = 20
 _NEVER = 2.0  # a threshold that no token reaches
+_RULES: dict[str, StrictRule | AsdRule | CsdRule] = {
+    "strict": StrictRule(),
+    "B0": AsdRule(budget=0.0),
+    "M0": AsdRule(budget=0.0, max_exceptions=0),
+    "g0": AsdRule(gate=0.0),
+    "lambda-inf": CsdRule(count_above=math.inf, min_ratio=0.0),
+    "tau2": CsdRule(count_above=-1.0, min_ratio=2.0),
+}
 
 
 @dataclass
@@ -65,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--drafters", default="suffix,model", help="of suffix, model, eagle3; default: %(default)s")
     p.add_argument("--verifiers", default="full", help="of full, via; default: %(default)s")
     p.add_argument("--mask", default="smollm2-135m-via", help="layers of `via`; default: %(default)s")
+    p.add_argument("--rules", default="strict", help=f"of {', '.join(_RULES)}; default: %(default)s")
     p.add_argument("--drafts", default="1,2,4,8", metavar="K,K", help="drafted tokens a round; default: %(default)s")
     p.add_argument("--batches", default="1,8", metavar="N,N", help="sequences at once; default: %(default)s")
     p.add_argument("--placements", default="colocated", help="colocated, separate or both, separated by a comma")
@@ -108,7 +121,7 @@ def compared(name: str, k: int, expected: dict[str, list[int]], found: dict[str,
 
 
 def _profiles(args: argparse.Namespace) -> list[Profile]:
-    """One a placement, verifier, drafter and batch size, with the largest K; requests ask for smaller ones."""
+    """One a placement, verifier, rule, drafter and batch size, with the largest K; requests ask for smaller ones."""
     largest = max(_numbers(args.drafts, "--drafts"))
     if largest > _MAX_DRAFT:
         raise ConfigError(f"--drafts: must be at most {_MAX_DRAFT}, got {largest}")
@@ -123,19 +136,25 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
     }
     return [
         Profile(
-            name=f"{placement}-{'' if verifier == 'full' else 'via-'}{kind}-batch{batch}",
+            name="-".join([placement, *_unusual(verifier, rule), kind, f"batch{batch}"]),
             target=ModelConfig(model=args.target, dtype="float32"),
             drafter=drafters[kind],
             verifier=verifiers[verifier],
+            rule=_RULES[rule],
             allow_uncertified=verifier == "via",
             engine=EngineConfig(max_sessions=batch, max_length=4096, guard=False),
             placement="separate" if placement == "separate" else "colocated",
         )
         for placement in _names(args.placements, ("colocated", "separate"), "--placements")
         for verifier in _names(args.verifiers, tuple(verifiers), "--verifiers")
+        for rule in _names(args.rules, tuple(_RULES), "--rules")
         for kind in _names(args.drafters, tuple(drafters), "--drafters")
         for batch in _numbers(args.batches, "--batches")
     ]
+
+
+def _unusual(verifier: str, rule: str) -> list[str]:
+    return [part for part in (verifier, rule) if part not in ("full", "strict")]
 
 
 def _outputs(run: Run, requests: list[GenerationRequest], k: int) -> dict[str, Output]:
