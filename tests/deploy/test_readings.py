@@ -162,6 +162,18 @@ def test_drift_is_told_once_there_is_enough_and_forgets_what_is_long_ago():
     assert found[13:] == [1.0] * 7
 
 
+def test_a_calibrated_profile_shows_how_far_its_traffic_has_drifted(meters):
+    expected = [0.0] * NUM_BINS
+    expected[0] = 1.0
+    publisher = Publisher(meters, profile="mine", calibrated=expected)
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    publisher.publish(reading_of(scheduler, time_s=0.0))
+    assert m.DRIFT.name not in meters.gauges
+    scheduler.stats.first_mismatches[0] = scheduler.stats.first_mismatches[3] = LEAST_MISMATCHES // 2
+    publisher.publish(reading_of(scheduler, time_s=1.0))
+    assert meters.gauges[m.DRIFT.name] == 0.5
+
+
 def test_a_calibration_has_a_share_for_each_bin():
     flat = (1 / NUM_BINS,) * NUM_BINS
     assert Calibration(num_mismatches=9, shares=flat).shares == flat
