@@ -13,6 +13,7 @@ _ARM_ROWS = {
     "tokens per target pass": "tokens_per_target_pass",
     "target passes per token": "target_passes_per_token",
     "slim passes per token": "slim_passes_per_token",
+    "draft passes per token": "draft_passes_per_token",
     "drafted per token": "drafted_per_token",
     "cycles per 1k tokens": "cycles_per_1k_tokens",
     "exceptions per request": "exceptions_per_request",

@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from serving.build import Built, build
 from serving.config import Profile
 from serving.decode.offline import Completion, complete
 from serving.errors import ConfigError
-from serving.requests import GenerationRequest, Limits, Tightening
+from serving.requests import GenerationRequest, Limits, Receipt, Tightening
 from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
 from tuning.prompts import Prompt
 
@@ -58,9 +58,10 @@ class AuditRuns:
 
     @property
     def key(self) -> str:
-        """What a line depends on besides its place."""
+        """What a line depends on besides its place; receipts of another release count other things."""
         ids = "\0".join(f"{prompt.id}\0{prompt.text}" for prompt in self.prompts)
-        parts = (*(profile.hash for profile in self.profiles), str(self.max_tokens), ids)
+        counts = ",".join(one.name for one in fields(Receipt))
+        parts = (*(profile.hash for profile in self.profiles), str(self.max_tokens), ids, counts)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def groups(self) -> Iterator[Group]:

@@ -131,11 +131,12 @@ class Receipt:
     """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
 
     accepted excludes the recovered and the bonus token of each round; emitted counts every new token; replaced are
-    drafted tokens whose place another one took; cached_tokens are prompt tokens whose KV was there already; choices
-    counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the sum, as of any answer with
-    a slim verifier's tokens) and the regret spent in nats, exceptions, those among them whose pair a memory knew
-    (rescues), and the output token at which the budget first stood in the way. `profile` and `memory` name the profile
-    and the counts as of the admission.
+    drafted tokens whose place another one took; draft_passes are those of a draft model or head, one a drafted token,
+    for drafts that were verified (a pass that only reads text is in no count); cached_tokens are prompt tokens whose KV
+    was there already; choices counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the
+    sum, as of any answer with a slim verifier's tokens) and the regret spent in nats, exceptions, those among them
+    whose pair a memory knew (rescues), and the output token at which the budget first stood in the way. `profile` and
+    `memory` name the profile and the counts as of the admission.
     """
 
     rounds: int = 0
@@ -144,6 +145,7 @@ class Receipt:
     emitted: int = 0
     replaced: int = 0
     target_passes: int = 0
+    draft_passes: int = 0
     drafts_empty: int = 0
     cached_tokens: int = 0
     resumed: int = 0

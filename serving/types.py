@@ -29,12 +29,17 @@ def as_ids(values: Sequence[int] | Ids) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a drafter proposes for one sequence in one round; K = 0 is legal and means plain decoding."""
+    """What a drafter proposes for one sequence in one round; K = 0 is legal and means plain decoding.
+
+    `num_passes` counts the passes of the drafter's model that looked for a token of this draft, one that was found too
+    doubtful included; a look-up takes none.
+    """
 
     ids: Ids = field(default_factory=lambda: EMPTY_IDS)
     source: DraftSource = "none"
     confidences: Floats | None = None
     num_groups: int = 0
+    num_passes: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)

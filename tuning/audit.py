@@ -39,6 +39,7 @@ class ArmNumbers:
     tokens_per_target_pass: float
     target_passes_per_token: float
     slim_passes_per_token: float
+    draft_passes_per_token: float
     drafted_per_token: float
     cycles_per_1k_tokens: float
     exceptions_per_request: float
@@ -89,6 +90,7 @@ def arm_numbers(arm: str, groups: Sequence[Group], judged: Judgements) -> ArmNum
         tokens_per_target_pass=_over(tokens, passes),
         target_passes_per_token=_over(passes, tokens),
         slim_passes_per_token=_over(sum(one.slim.passes for one in receipts if one.slim is not None), tokens),
+        draft_passes_per_token=_over(sum(receipt.draft_passes for receipt in receipts), tokens),
         drafted_per_token=_over(sum(receipt.drafted for receipt in receipts), tokens),
         cycles_per_1k_tokens=_over(1000 * sum(receipt.rounds for receipt in receipts), tokens),
         exceptions_per_request=_over(sum(receipt.num_exceptions for receipt in receipts), len(answers)),

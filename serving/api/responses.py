@@ -67,7 +67,7 @@ class ExceptionEntry(BaseModel):
 
 
 class SpeculationReceipt(BaseModel):
-    """What speculation did for one choice; counts are tokens, rounds and target passes.
+    """What speculation did for one choice; counts are tokens, rounds and passes.
 
     Of a lossy profile: every exception, what they cost and may still cost, and what the answer was judged by. `tiers`
     has one entry a token where the request asked for detail.
@@ -79,6 +79,7 @@ class SpeculationReceipt(BaseModel):
     emitted: int
     replaced: int
     target_passes: int
+    draft_passes: int
     drafts_empty: int
     cached_tokens: int
     resumed: int

@@ -80,6 +80,7 @@ def updated(receipt: Receipt, draft: Draft, *, clipped: Clipped, tiers: TierCoun
         emitted=receipt.emitted + len(clipped.ids),
         drafts_empty=receipt.drafts_empty + (num_drafted == 0),
         target_passes=receipt.target_passes + (not tiers.is_slim_only),
+        draft_passes=receipt.draft_passes + draft.num_passes,
         replaced=receipt.replaced + tiers.replaced,
         choices=choices,
         degraded=receipt.degraded or degraded,

@@ -12,7 +12,7 @@ import numpy as np
 
 from serving.protocols import FeatureRows
 from serving.requests import Sampling
-from serving.types import EMPTY_DRAFT, Draft, DraftLimits, DraftSource, Ids
+from serving.types import Draft, DraftLimits, DraftSource, Ids
 
 
 class HasIds(Protocol):
@@ -103,23 +103,24 @@ class DraftCall:
 
 @dataclass(frozen=True, slots=True)
 class DraftedItem:
-    """One draft as bytes: int32 ids, float32 confidences."""
+    """One draft as bytes: int32 ids, float32 confidences; and what it took."""
 
     ids: bytes
     source: DraftSource
     confidences: bytes | None
     num_groups: int
+    num_passes: int
 
     @classmethod
     def of(cls, draft: Draft) -> "DraftedItem":
         confidences = None if draft.confidences is None else draft.confidences.astype(np.float32).tobytes()
-        return cls(ids_bytes(draft.ids), draft.source, confidences, draft.num_groups)
+        return cls(ids_bytes(draft.ids), draft.source, confidences, draft.num_groups, draft.num_passes)
 
     def draft(self) -> Draft:
         if not self.ids:
-            return EMPTY_DRAFT
+            return Draft(num_passes=self.num_passes)
         confidences = None if self.confidences is None else np.frombuffer(self.confidences, dtype=np.float32)
-        return Draft(ids_of(self.ids), self.source, confidences, self.num_groups)
+        return Draft(ids_of(self.ids), self.source, confidences, self.num_groups, self.num_passes)
 
 
 @dataclass(frozen=True, slots=True)

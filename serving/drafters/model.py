@@ -8,7 +8,7 @@ import numpy as np
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
 from serving.requests import Sampling
-from serving.types import EMPTY_DRAFT, Draft, DraftSource, Ids, as_ids
+from serving.types import Draft, DraftSource, Ids, as_ids
 
 _OTHER_NOISE = 0x5DEECE66D
 
@@ -22,6 +22,7 @@ class _Drafting:
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    num_passes: int = 0
     is_stopped: bool = False
 
     @property
@@ -36,8 +37,9 @@ class _Drafting:
 
     def draft(self, source: DraftSource) -> Draft:
         if not self.tokens:
-            return EMPTY_DRAFT
-        return Draft(as_ids(self.tokens), source, np.array(self.confidences, dtype=np.float32))
+            return Draft(num_passes=self.num_passes)
+        confidences = np.array(self.confidences, dtype=np.float32)
+        return Draft(as_ids(self.tokens), source, confidences, num_passes=self.num_passes)
 
 
 class ModelDrafter:
@@ -106,6 +108,7 @@ class ModelDrafter:
             if table is None:
                 entry.is_stopped = True
                 continue
+            entry.num_passes += 1
             confidence = 1.0 if table.logsumexp is None else float(np.exp(table.next_logits[0] - table.logsumexp[0]))
             if confidence < self._min_confidence:
                 entry.is_stopped = True

@@ -48,10 +48,10 @@ async def test_a_stream_has_the_role_first_then_text_then_the_finish_reason():
 
 
 RECEIPT = {
-    "rounds": 3, "drafted": 6, "accepted": 3, "emitted": 6, "replaced": 0, "target_passes": 3, "drafts_empty": 0,
-    "cached_tokens": 0, "resumed": 0, "choices": {}, "degraded": False, "lossless": True, "reason": Receipt().reason,
-    "acceptance_rate": 0.5, "budget": 0.0, "regret_spent": 0.0, "regret_left": 0.0, "num_exceptions": 0, "rescues": 0,
-    "exhausted_at": None, "profile": "", "memory": "", "exceptions": [],
+    "rounds": 3, "drafted": 6, "accepted": 3, "emitted": 6, "replaced": 0, "target_passes": 3, "draft_passes": 0,
+    "drafts_empty": 0, "cached_tokens": 0, "resumed": 0, "choices": {}, "degraded": False, "lossless": True,
+    "reason": Receipt().reason, "acceptance_rate": 0.5, "budget": 0.0, "regret_spent": 0.0, "regret_left": 0.0,
+    "num_exceptions": 0, "rescues": 0, "exhausted_at": None, "profile": "", "memory": "", "exceptions": [],
 }  # fmt: skip
 
 

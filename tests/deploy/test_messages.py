@@ -66,6 +66,16 @@ def test_a_round_of_drafting_is_small_and_has_neither_tensor_nor_array(batch, pr
         assert not {"torch", "transformers", "numpy"} & modules_in(message)
 
 
+@pytest.mark.parametrize("draft", [Draft(as_ids([1, 2]), "model", num_passes=3), Draft(num_passes=1), Draft()])
+def test_a_draft_arrives_with_the_passes_it_took(draft):
+    arrived = DraftedItem.of(draft).draft()
+    assert (arrived.ids.tolist(), arrived.source, arrived.num_passes) == (
+        draft.ids.tolist(),
+        draft.source,
+        draft.num_passes,
+    )
+
+
 def test_the_check_sees_what_is_inside():
     assert "fractions" in modules_in(Chunk("r", (Fraction(1, 3),), "", Receipt()))
 

@@ -22,6 +22,7 @@ def test_a_batch_of_different_wishes_takes_as_many_passes_as_the_longest() -> No
     assert drafts[1].ids.tolist() == plain(arithmetic, [3, 3], 2)
     assert model.num_passes == 4
     assert model.rows == [2, 2, 1, 1]
+    assert [draft.num_passes for draft in drafts] == [4, 2]
 
 
 def test_a_prompt_that_is_still_being_fed_gets_no_draft_and_holds_nobody_up() -> None:
@@ -31,6 +32,7 @@ def test_a_prompt_that_is_still_being_fed_gets_no_draft_and_holds_nobody_up() ->
     assert len(first) == 0
     (second,) = drafter.start([draft_request("a", [5, 9], 3)]).result()
     assert second.ids.tolist() == plain(arithmetic, [5, 9], 3)
+    assert (first.num_passes, second.num_passes) == (0, 3)  # as of a target, a pass that only reads does not count
 
 
 def test_case_24_where_the_draft_context_ends_the_request_goes_on() -> None:
@@ -41,6 +43,7 @@ def test_case_24_where_the_draft_context_ends_the_request_goes_on() -> None:
     (done,) = complete(scheduler, [request("a", prompt=prompt, max_tokens=50)])
     assert done.output_ids == plain(arithmetic, prompt, 50)
     assert 0 < done.receipt.drafted < 10
+    assert done.receipt.draft_passes == done.receipt.drafted == draft.num_passes
     assert drafter.num_sessions == 0
     assert draft.open_sessions == {}
 
@@ -61,3 +64,6 @@ def test_low_confidence_ends_a_draft_before_the_doubtful_token() -> None:
     (draft,) = drafter.start([draft_request("a", [5, 9], 8)]).result()
     assert draft.confidences is not None
     assert draft.confidences.tolist() == pytest.approx([1.0, 0.5, 0.25])
+    assert draft.num_passes == 4  # the one that found the doubtful token too
+    (nothing,) = drafter.start([draft_request("a", [5, 9, 12, 88, 70], 8)]).result()
+    assert (len(nothing), nothing.num_passes) == (0, 1)

@@ -146,7 +146,7 @@ def run(seconds: float, *answers: Answer, num_drafts: int = 0, accepted_at: tupl
 
 
 def test_the_numbers_of_an_audit() -> None:
-    work = {"slim": SlimReceipt(passes=3), "drafted": 4, "accepted": 2}
+    work = {"slim": SlimReceipt(passes=3), "drafted": 4, "accepted": 2, "draft_passes": 6}
     lossy = work | {"budget": 8.0, "regret_spent": 2.0, "num_exceptions": 1, "exhausted_at": 3}
     groups = [
         Group(
@@ -175,7 +175,7 @@ def test_the_numbers_of_an_audit() -> None:
     assert (mine.tokens_per_target_pass, mine.cycles_per_1k_tokens) == (1.5, pytest.approx(666.6667))
     assert (mine.regret_share_of_budget, mine.exceptions_per_request, mine.exhausted_at_median) == (0.25, 1.0, 3)
     assert mine.tier_shares == {"bonus": 1.0}
-    assert (mine.slim_passes_per_token, mine.cut_by_max_tokens) == (1.0, 0.5)
+    assert (mine.slim_passes_per_token, mine.draft_passes_per_token, mine.cut_by_max_tokens) == (1.0, 2.0, 0.5)
     calibration = calibration_of([Mismatch(4, 0, 1, 2, 9.0)], provenance="")
     paired = paired_numbers("mine", groups, judged, tasks={"a": "gsm8k", "b": "gsm8k"}, calibration=calibration)
     assert paired.identical_to_strict is not None
