@@ -1,15 +1,23 @@
 """What profiles gain and what they cost: plain, strict and each profile on the same prompts, to their natural end.
 
-Speed is measured group by group, arms in turn and every second group backwards. Quality is what the target itself says
-of each output in a fresh pass (log likelihood), how often and where outputs part from strict's, their length, and task
-scores for prompts with a `reference` that ends in a number, or, where --run-code allows it, `test` and `entry_point`.
-Each receipt is checked in the same pass: every token the target's own, or a recorded exception with its regret, and
-its totals those of its exceptions. Intervals are 95 % bootstrap intervals over prompts, those of speed over groups,
-where there are enough of these. Drafts are not guarded: K is the
-profile's. Killed, it goes on where it was. A report in Markdown and a plot go beside the JSON.
+Speed is measured group by group, arms in turn and every second group backwards. With --speed-minutes it is also
+measured by short triples strict - candidate - strict of fixed work (32 tokens a prompt, stops ignored, prompts read
+beforehand), plain and each profile in turn, until the interval of strict's ratio to itself lies within 3 % of 1 or the
+time is over.
+
+Quality is what the target itself says of each output in a fresh pass (log likelihood), how often and where outputs part
+from strict's, their length, and task scores for prompts with a `reference` that ends in a number, or, where --run-code
+allows it, `test` and `entry_point`. Each receipt is checked in the same pass: every token the target's own, or a
+recorded exception with its regret, and its totals those of its exceptions.
+
+Intervals are 95 % bootstrap intervals over prompts, those of speed over groups or triples, where there are enough of
+these. Drafts are not guarded: K is the profile's. Passes are counted where they look for a token: of the target one a
+round, of a draft model or head one a drafted token, of the suffix cache none; reading a prompt does not count. Killed,
+it goes on where it was. A report in Markdown and a plot go beside the JSON.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,16 +27,18 @@ from typing import Any
 from tqdm import tqdm
 
 from jobs.audit_report import markdown, plot
+from jobs.audit_speed import FixedWork, Triples, speed_report
 from jobs.audited import AuditRuns
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
 from jobs.provenance import Provenance
 from jobs.reports import check_writable, write_json
 from serving.config import Profile
+from serving.errors import ConfigError
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.tokenizer import ChatTokenizer
 from serving.types import as_ids
 from tuning.audit import Judged, Judgements, arm_numbers, paired_numbers
-from tuning.audit_records import PLAIN, Answer, Group
+from tuning.audit_records import PLAIN, STRICT, Answer, Group
 from tuning.checkers import checker_of
 from tuning.prompts import Prompt
 from tuning.scoring import discrepancies, false_totals, score_output
@@ -46,6 +56,10 @@ def parser() -> argparse.ArgumentParser:
         help="one or several that differ in their rules alone",
     )  # fmt: skip
     p.add_argument("--json", type=Path, required=True, metavar="OUT.json")
+    p.add_argument(
+        "--speed-minutes", type=float, metavar="N",
+        help="time triples strict - candidate - strict, for at most N minutes in all; default: none",
+    )  # fmt: skip
     p.add_argument("--run-code", action="store_true", help="run generated code against HumanEval's tests")
     add_prompt_options(p)
     add_profile_options(p)
@@ -56,6 +70,8 @@ def main(argv: Sequence[str]) -> int:
     """Exit status 1 if a fresh pass, or its own list of exceptions, contradicts any receipt."""
     args = parser().parse_args(argv)
     check_writable(args.json)
+    if args.speed_minutes is not None and not 0.0 < args.speed_minutes < math.inf:
+        raise ConfigError(f"--speed-minutes: must be a time of more than 0, got {args.speed_minutes:g}")
     profiles, prompts = [profile_from(args, name) for name in args.profile], prompts_from(args)
     runs = AuditRuns(profiles, prompts, args.max_tokens, args.json.with_suffix(".answers.jsonl"))
     groups = []
@@ -65,6 +81,8 @@ def main(argv: Sequence[str]) -> int:
             bar.update(len(group.runs[PLAIN].answers))
     judged = _judge(profiles[0], groups, {prompt.id: prompt for prompt in prompts}, runs_code=args.run_code)
     report = _report(runs, groups, judged, Provenance.of("audit", argv), runs_code=args.run_code)
+    if args.speed_minutes is not None:
+        report["speed"] = _speed(runs, args.speed_minutes, args.json.with_suffix(".triples.jsonl"))
     write_json(args.json, report)
     text = markdown(report)
     args.json.with_suffix(".md").write_text(text, encoding="utf-8")
@@ -100,6 +118,14 @@ def _judge(profile: Profile, groups: Sequence[Group], prompts: dict[str, Prompt]
             _solved(prompt, answer, runs_code=runs_code),
         )
     return judged
+
+
+def _speed(runs: AuditRuns, minutes: float, path: Path) -> dict[str, Any]:
+    """The triples of plain decoding and of each profile, and what they tell."""
+    work = FixedWork(runs)
+    triples = Triples([name for name in runs.arms if name != STRICT], minutes, path, work.key, work.triple)
+    found = list(tqdm(triples, desc="triples", unit="triple", file=sys.stderr, dynamic_ncols=True))
+    return speed_report(found, triples, num_tokens=work.num_tokens)
 
 
 def _solved(prompt: Prompt, answer: Answer, *, runs_code: bool) -> bool | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.plotting import interval_chart
+from tuning.audit_speed import LEAST_TRIPLES, TOLERANCE
 from tuning.bootstrap import Interval
 
 _ARM_ROWS = {
@@ -37,6 +38,13 @@ _PAIRED_ROWS = {
     "length / strict's": "length_ratio",
     "drift from calibration": "drift_from_calibration",
 }
+_SPEED_ROWS = {
+    "speed / strict": "ratio_to_strict",
+    "strict / strict": "strict_ratio_to_itself",
+    "tokens/s": "tokens_per_s",
+    "strict's tokens/s": "strict_tokens_per_s",
+    "triples": "triples",
+}
 _RATIOS = ("speed / strict", "speed / plain", "strict's speed / plain", "length / strict's")
 
 
@@ -62,7 +70,25 @@ def markdown(report: Mapping[str, Any]) -> str:
         for task, score in one["task_scores"].items():
             told = {key: _cell(value) for key, value in score.items()}
             lines += ["", f"{name}, {task}: {told}" + ("" if "profile" in score else ", no signal")]
+    lines += ["", *_speed(report)]
     return "\n".join(lines) + "\n"
+
+
+def _speed(report: Mapping[str, Any]) -> list[str]:
+    """What the triples tell, and of each candidate whether that may be claimed."""
+    if "speed" not in report:
+        return ["Strict was not timed against itself (--speed-minutes): take some percent of a speed ratio for noise."]
+    speed, candidates = report["speed"], report["speed"]["candidates"]
+    rows = [[label, *(_cell(one[key]) for one in candidates.values())] for label, key in _SPEED_ROWS.items()]
+    met = ["yes" if one["protocol_met"] else "**no**, the time was over" for one in candidates.values()]
+    return [
+        f"Triples strict - candidate - strict: the same prompts and {speed['tokens_per_prompt']} tokens each, stops "
+        "ignored, prompts read beforehand, drafts not guarded, no side with another's KV or memory. A speed may be "
+        f"claimed where the interval of strict's ratio to itself lies within {TOLERANCE:.0%} of 1, over at least "
+        f"{LEAST_TRIPLES} triples. {speed['minutes_taken']:g} of {speed['minutes_allowed']:g} minutes were taken.",
+        "",
+        *_table(["triples, with 95 % intervals", *candidates], [*rows, ["protocol met", *met]]),
+    ]
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:

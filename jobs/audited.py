@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from serving.build import Built, build
 from serving.config import Profile
 from serving.decode.offline import Completion, complete
 from serving.errors import ConfigError
 from serving.requests import GenerationRequest, Limits, Receipt, Tightening
-from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
+from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group, read_records
 from tuning.prompts import Prompt
 
 
@@ -66,7 +64,7 @@ class AuditRuns:
 
     def groups(self) -> Iterator[Group]:
         """Group by group, first what an earlier run has left. Every second group takes the arms backwards."""
-        known = self._known()
+        known = read_records(self.path, Group, self.key)
         yield from known
         with self.path.open("a", encoding="utf-8") as out:
             for number in range(len(known), -(-len(self.prompts) // self.batch)):
@@ -77,51 +75,19 @@ class AuditRuns:
                 out.flush()
                 yield group
 
-    def _engine(self, arm: str) -> Built:
+    def engine(self, arm: str) -> Built:
         """Built on first use: a finished audit is evaluated again without it. Nobody pays for the first passes."""
         profile = next((one for one in self.profiles if one.name == arm), self.profiles[0])
         if profile.name not in self._engines:
             engine = profile.engine.model_copy(update={"guard": False})
             built = self._engines[profile.name] = build(profile.model_copy(update={"engine": engine}))
             for warmed in (arm, PLAIN):
-                requests = self._requests(built, warmed, "warm-up", self.prompts[:1], max_tokens=8)
+                requests = self.requests(built, warmed, "warm-up", self.prompts[:1], max_tokens=8)
                 list(complete(built.scheduler, requests))
         return self._engines[profile.name]
 
-    def _known(self) -> list[Group]:
-        """What is on file; a half-written last line is dropped, other settings are refused."""
-        if not self.path.is_file():
-            return []
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith(b"\n")]
-        if len(whole) < len(lines):
-            self.path.write_bytes(b"".join(whole))
-        try:
-            groups = [Group.model_validate_json(line) for line in whole]
-        except ValidationError:  # of another release, or no such file at all
-            groups = None
-        if groups is None or any(group.key != self.key for group in groups):
-            raise ConfigError(f"--json: {self.path} is of an audit with other settings; delete it, or write elsewhere")
-        return groups
-
-    def _run(self, arm: str, number: int, prompts: Sequence[Prompt]) -> ArmRun:
-        built = self._engine(arm)
-        scheduler = built.scheduler
-        requests = self._requests(built, arm, str(number), prompts, max_tokens=self.max_tokens)
-        before, started_s = scheduler.stats.copy(), time.perf_counter()
-        done = {one.request_id: one for one in complete(scheduler, requests)}
-        seconds, after = time.perf_counter() - started_s, scheduler.stats
-        pairs = zip(prompts, requests, strict=True)
-        return ArmRun(
-            seconds=seconds,
-            answers=tuple(_answer(prompt, request, done[request.request_id]) for prompt, request in pairs),
-            num_drafts=after.num_drafts - before.num_drafts,
-            accepted_at=_grown(before.accepted_at, after.accepted_at),
-            first_mismatches=_grown(before.first_mismatches, after.first_mismatches),
-        )
-
     @staticmethod
-    def _requests(
+    def requests(
         built: Built, arm: str, group: str, prompts: Sequence[Prompt], *, max_tokens: int
     ) -> list[GenerationRequest]:
         tokenizer = built.tokenizer
@@ -140,6 +106,22 @@ class AuditRuns:
             built.limits.check(request)
             requests.append(request)
         return requests
+
+    def _run(self, arm: str, number: int, prompts: Sequence[Prompt]) -> ArmRun:
+        built = self.engine(arm)
+        scheduler = built.scheduler
+        requests = self.requests(built, arm, str(number), prompts, max_tokens=self.max_tokens)
+        before, started_s = scheduler.stats.copy(), time.perf_counter()
+        done = {one.request_id: one for one in complete(scheduler, requests)}
+        seconds, after = time.perf_counter() - started_s, scheduler.stats
+        pairs = zip(prompts, requests, strict=True)
+        return ArmRun(
+            seconds=seconds,
+            answers=tuple(_answer(prompt, request, done[request.request_id]) for prompt, request in pairs),
+            num_drafts=after.num_drafts - before.num_drafts,
+            accepted_at=_grown(before.accepted_at, after.accepted_at),
+            first_mismatches=_grown(before.first_mismatches, after.first_mismatches),
+        )
 
 
 def _answer(prompt: Prompt, request: GenerationRequest, done: Completion) -> Answer:

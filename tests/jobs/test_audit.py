@@ -47,6 +47,7 @@ def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
 
     report_path = tmp_path / "audit.json"
     audit = ["audit", "--profile", str(out), "asd", "--prompts", str(prompts), "--json", str(report_path), *FLAGS]
+    audit += ["--speed-minutes", "0.02"]
     assert main(audit) == 0
     report = json.loads(report_path.read_text())
     assert list(report["arms"]) == ["plain", "strict", "mine", "asd"]
@@ -54,10 +55,13 @@ def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
     assert report["problems"] == {}
     assert report["arms"]["strict"]["exceptions_per_request"] == 0
     assert report["arms"]["plain"]["target_passes_per_token"] == 1.0
-    assert "speed / strict" in report_path.with_suffix(".md").read_text()
+    assert list(report["speed"]["candidates"]) == ["plain", "mine", "asd"]
+    assert report["speed"]["triples"][0]["num_tokens"] == 2 * 24
+    assert "| protocol met |" in report_path.with_suffix(".md").read_text()
     assert report_path.with_suffix(".png").stat().st_size > 1000
     assert main(audit) == 0  # from what is on file
-    assert json.loads(report_path.read_text())["arms"] == report["arms"]
+    again = json.loads(report_path.read_text())
+    assert (again["arms"], again["speed"]) == (report["arms"], report["speed"])
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,8 @@ def test_a_calibrated_table_is_part_of_a_profile_that_can_be_audited(
         (["calibrate", "csd", "--max-pairs", "0"], "--max-pairs: must be at least 1"),
         (["audit", "--profile", "strict"], "--profile: 'strict' is what others are compared with"),
         (["audit", "--profile", "asd", "asd"], "--profile: two of them are named 'asd'"),
+        (["audit", "--profile", "asd", "--speed-minutes", "0"], "--speed-minutes: must be a time of more than 0"),
+        (["audit", "--profile", "asd", "--speed-minutes", "nan"], "--speed-minutes: must be a time of more than 0"),
         (["audit", "--profile", "asd", "suffix"], "'suffix' and 'asd' differ in `drafter`"),
     ],
 )
