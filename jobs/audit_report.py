@@ -84,7 +84,7 @@ def _speed(report: Mapping[str, Any]) -> list[str]:
     return [
         f"Triples strict - candidate - strict: the same prompts and {speed['tokens_per_prompt']} tokens each, stops "
         "ignored, prompts read beforehand, drafts not guarded, no side with another's KV or memory. A speed may be "
-        f"claimed where the interval of strict's ratio to itself lies within {TOLERANCE:.0%} of 1, over at least "
+        f"claimed where the interval of strict's ratio to itself lies within {100 * TOLERANCE:g} % of 1, over at least "
         f"{LEAST_TRIPLES} triples. {speed['minutes_taken']:g} of {speed['minutes_allowed']:g} minutes were taken.",
         "",
         *_table(["triples, with 95 % intervals", *candidates], [*rows, ["protocol met", *met]]),

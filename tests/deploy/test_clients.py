@@ -4,10 +4,15 @@ import time
 
 import pytest
 
+from serving.decode.offline import complete
 from serving.deploy.clients import RemoteDrafter
 from serving.deploy.link import Link, WorkerFailedError
+from serving.deploy.table import DraftTable
+from serving.drafters.model import ModelDrafter
 from serving.protocols import DraftRequest
 from serving.types import as_ids
+from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler
+from tests.decode.scripted import request as generation
 from tests.deploy.fakes import DirectWorker
 
 
@@ -49,6 +54,19 @@ def test_with_a_lease_it_drafts(drafter):
     drafter.connect(Link(worker, "one"))
     assert not drafter.degraded
     assert draft(drafter, 1, 2) == [[3]]
+
+
+def test_the_passes_of_a_draft_model_are_counted_wherever_it_is(drafter):
+    worker = DirectWorker()
+    model = ScriptedModel(arithmetic, feed_passes=2)
+    worker.table = DraftTable(ModelDrafter(model, max_length=100), "one")
+    drafter.connect(Link(worker, "one"))
+    receipts = [
+        next(complete(make_scheduler(ScriptedModel(arithmetic), one, max_draft=3), [generation("a")])).receipt
+        for one in (drafter, ModelDrafter(ScriptedModel(arithmetic, feed_passes=2), max_length=100))
+    ]
+    assert receipts[0] == receipts[1]
+    assert receipts[0].draft_passes == receipts[0].drafted == model.num_passes - 2 > 0
 
 
 def test_case_33_a_worker_that_hangs_is_left_alone_until_it_has_answered(drafter, lost):
