@@ -18,6 +18,7 @@ from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
 from serving.drafters.token_kinds import TokenKinds, token_kinds
+from serving.drafters.yield_kernel import best_yields
 from serving.drafters.yield_predictor import YieldPredictor
 from serving.errors import ConfigError
 from serving.memory.suffix import SuffixCache
@@ -116,7 +117,7 @@ def _chooser(config: HybridDrafter, tokenizer: ChatTokenizer) -> Chooser:
         case RuleChooser(least_score=least_score):
             return RuleChooserRole(config.model.max_draft if least_score is None else least_score)
         case chosen:
-            return YieldChooser(YieldPredictor.load(chosen.predictor), kinds_of(tokenizer), chosen.tau)
+            return YieldChooser(best_yields(YieldPredictor.load(chosen.predictor)), kinds_of(tokenizer), chosen.tau)
 
 
 def kinds_of(tokenizer: ChatTokenizer) -> TokenKinds:

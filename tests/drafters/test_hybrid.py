@@ -12,7 +12,7 @@ from serving.drafters.chooser import Choice, Chooser, RuleChooser, YieldChooser
 from serving.drafters.hybrid import HybridDrafter
 from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.token_kinds import token_kinds
-from serving.drafters.yield_features import History, Position
+from serving.drafters.yield_features import History, Position, feature_rows
 from serving.memory.suffix import SuffixCache, SuffixMatch
 from serving.protocols import DraftRequest, Outcome
 from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Floats, as_ids
@@ -33,9 +33,9 @@ class Says:
     def __init__(self, answer: Callable[[Floats], Floats]) -> None:
         self.answer, self.num_rows = answer, 0
 
-    def predict(self, rows: Floats) -> Floats:
+    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
         self.num_rows += len(rows)
-        return self.answer(rows)
+        return self.answer(feature_rows(rows)).tolist()
 
 
 def constant(value: float) -> Says:
