@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 
 def build_drafter(
-    profile: Profile, *, tokenizer: ChatTokenizer | None = None, features: "FeatureSource | None" = None
+    profile: Profile,
+    *,
+    tokenizer: ChatTokenizer | None = None,
+    features: "FeatureSource | None" = None,
+    chooser: Chooser | None = None,
 ) -> Drafter:
     """The drafter of `profile`, warmed up. Raises ConfigError where it cannot draft for the target.
 
-    `features` are the target's, for a drafter that reads them.
+    `features` are the target's, for a drafter that reads them; `chooser` chooses in place of a hybrid's own.
     """
     match profile.drafter:
         case NoDrafter():
@@ -48,7 +52,8 @@ def build_drafter(
             return _model_arm(profile, config, tokenizer, features)
         case HybridDrafter() as config:
             tokenizer = tokenizer or ChatTokenizer.load(profile.target.model)
-            chooser = _chooser(config, tokenizer)  # first: its artefact may be missing, and models take long to load
+            # First: its artefact may be missing, and models take long to load.
+            chooser = chooser or _chooser(config, tokenizer)
             return HybridDrafterRole(
                 SuffixDrafterRole(suffix_cache(config.cache)),
                 _model_arm(profile, config.model, tokenizer, features),

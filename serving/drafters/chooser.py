@@ -14,6 +14,7 @@ from serving.memory.suffix import SuffixMatch
 class Choice:
     """A cache draft (not empty) that is offered in place of the model's."""
 
+    session_id: str
     match: SuffixMatch
     position: Position
     history: History

@@ -178,7 +178,7 @@ def match(ids: list[int], score: float) -> SuffixMatch:
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=6))
 def test_yields_are_within_the_draft(drafts: list[tuple[int, float]]) -> None:
-    choices = [Choice(match([9] * size, size / 2), Position(4, 2), History()) for size, _ in drafts]
+    choices = [Choice("a", match([9] * size, size / 2), Position(4, 2), History()) for size, _ in drafts]
     chooser = YieldChooser(Says(lambda _: np.array([value for _, value in drafts], dtype=np.float32)), KINDS, 6.0)
     for found, (size, _) in zip(chooser.yields(choices), drafts, strict=True):
         assert 0.0 <= found <= size
