@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from jobs.comparison import Arm, Measured
 from jobs.figures import Timing, accepted_length
+from jobs.hybrid_arms import request_name
 from jobs.reference import StockGenerate
 from serving.build import Built
 from serving.config import ModelConfig, ModelDrafter, Profile
@@ -38,6 +39,14 @@ class Work:
     def sampling(self, index: int) -> Sampling:
         """Prompt `index` has a seed of its own, the same in every arm and repeat."""
         return Sampling(temperature=self.temperature, seed=self.seed + index)
+
+    def requests(self, *, call: int = 0) -> list[GenerationRequest]:
+        """The prompts as requests, whose memories no other call shares."""
+        limits, salt = Limits(self.max_tokens, self.stop_ids), f"repeat-{call}"
+        return [
+            GenerationRequest(request_name(i, call=call), ids, limits, self.sampling(i), salt=salt)
+            for i, ids in enumerate(self.prompts)
+        ]
 
 
 def stock_arms(names: Sequence[str], target: ModelConfig, assistant: str | None, work: Work) -> dict[str, Arm]:
@@ -84,19 +93,14 @@ def _stock_arm(stock: StockGenerate, work: Work, options: dict[str, Any]) -> Arm
 
 def profile_arm(built: Built, work: Work) -> Arm:
     """Requests in order, at most `max_sessions` at once. Memories are salted anew, so no repeat learns from another."""
-    requests = [
-        GenerationRequest(str(i), ids, Limits(work.max_tokens, work.stop_ids), work.sampling(i))
-        for i, ids in enumerate(work.prompts)
-    ]
-    for request in requests:
+    for request in work.requests():
         built.limits.check(request)
     calls = 0
 
     def run() -> Measured:
         nonlocal calls
         calls += 1
-        salted = [replace(one, request_id=f"{calls}-{one.request_id}", salt=f"repeat-{calls}") for one in requests]
-        return _measured(built, salted)
+        return _measured(built, work.requests(call=calls))
 
     return Arm(run)
 
@@ -116,12 +120,13 @@ def _measured(built: Built, requests: Sequence[GenerationRequest]) -> Measured:
             rounds=sum(receipt.rounds for receipt in receipts),
             drafts_empty=sum(receipt.drafts_empty for receipt in receipts),
         ),
-        _passes_per_token(receipts),
+        round(_per_token([one.target_passes for one in receipts], receipts), 3),
+        round(1000.0 * _per_token([one.rounds for one in receipts], receipts), 1),
     )
 
 
-def _passes_per_token(receipts: Sequence[Receipt]) -> float:
-    return round(sum(one.target_passes for one in receipts) / sum(one.emitted for one in receipts), 3)
+def _per_token(counts: Sequence[int], receipts: Sequence[Receipt]) -> float:
+    return sum(counts) / sum(one.emitted for one in receipts)
 
 
 class _ChunkClock:

@@ -23,8 +23,8 @@ from serving.errors import ConfigError
 
 SUMMARY = "speed of profiles against transformers' generate, or of a running application over HTTP"
 IN_PROCESS_ONLY = (
-    "profiles", "stock", "assistant", "repeats", "threads", "target", "drafter", "dtype", "batch", "max_draft",
-    "max_length",
+    "profiles", "hybrid", "stock", "assistant", "repeats", "threads", "target", "drafter", "dtype", "batch",
+    "max_draft", "max_length",
 )  # fmt: skip
 SERVE_ONLY = ("concurrency", "requests", "model", "speculation", "api_key_env", "against", "against_name")
 
@@ -69,6 +69,11 @@ def main(argv: Sequence[str]) -> int:
 def _add_paired_options(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("in this process")
     group.add_argument("--profiles", metavar="A,B", help="names or files; default: plain,suffix")
+    group.add_argument(
+        "--hybrid", metavar="PROFILE",
+        help="compare this hybrid profile (arm `hvd`) with plain decoding, its model and its cache alone, the rule by "
+        "the cache's score, and the best choice in hindsight; without --profiles these are all",
+    )  # fmt: skip
     group.add_argument(
         "--stock", metavar="A,B",
         help="of generate, lookup and assisted, or empty; default: generate,lookup (generate alone where --batch is "

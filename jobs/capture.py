@@ -2,11 +2,13 @@
 
 `train-yield` learns from them. With --every-position no draft token is kept, so each position of the same text gets a
 draft: that is how to learn what a drafter yields everywhere. With --workers the parts are spread over so many Ray
-workers, each with an engine of its own. A killed run goes on with the parts that are missing.
+workers, each with an engine and a CPU (and a GPU where there are any) of its own, which must all see the folder. A
+killed run goes on with the parts that are missing.
 """
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
-from serving.build import Built, build
+from serving.build import Built, build, scheduler_limits
 from serving.config import Profile
-from serving.errors import ConfigError
+from serving.errors import ConfigError, DrafthouseError
+from serving.models.tokenizer import ChatTokenizer
 from serving.requests import GenerationRequest, Limits
 from serving.trace import write_steps
 from tuning.prompts import Prompt
@@ -56,6 +59,16 @@ class Capture:
         """What the files in `out` depend on besides their prompts."""
         return {"profile": self.profile.model_dump(), "max_tokens": self.max_tokens, "every": self.every_position}
 
+    def requests(self, part: "Part", tokenizer: ChatTokenizer) -> list[GenerationRequest]:
+        """One a prompt. Raises RequestError for a prompt that can never fit."""
+        checked, limits = scheduler_limits(self.profile), Limits(self.max_tokens, tokenizer.stop_ids)
+        requests = []
+        for prompt in part.prompts:
+            ids = tokenizer.render_chat([{"role": "user", "content": prompt.text}])
+            requests.append(GenerationRequest(prompt.id, ids, limits))
+            checked.check(requests[-1])
+        return requests
+
 
 @dataclass(frozen=True)
 class Part:
@@ -83,21 +96,22 @@ class Capturer:
         return build(self._job.profile, rules=self._book)
 
     def run(self, part: Part) -> int:
-        """Write the part's file; returns its number of prompts. A prompt that does not fit raises RequestError."""
-        tokenizer = self._built.tokenizer
-        requests = []
-        for prompt in part.prompts:
-            ids = tokenizer.render_chat([{"role": "user", "content": prompt.text}])
-            requests.append(GenerationRequest(prompt.id, ids, Limits(self._job.max_tokens, tokenizer.stop_ids)))
-            self._built.limits.check(requests[-1])
+        """Write the part's file; returns its number of prompts."""
+        requests = self._job.requests(part, self._built.tokenizer)
         steps = capture(self._built, self._book, part.prompts, requests)
         write_steps(part.path(self._job.out), (step for of_one in steps for step in of_one))
         return len(part.prompts)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """For Ray Data: column `part` of JSON parts to column `done`."""
-        parts = [_part_from(text) for text in batch["part"]]
-        return {"done": [self.run(part) for part in parts]}
+        """For Ray Data: column `part` of JSON parts to columns `done` and `error`, what a user is meant to read."""
+        outcomes = [self._outcome(_part_from(text)) for text in batch["part"]]
+        return {"done": [done for done, _ in outcomes], "error": [error for _, error in outcomes]}
+
+    def _outcome(self, part: Part) -> tuple[int, str]:
+        try:
+            return self.run(part), ""
+        except DrafthouseError as error:
+            return 0, str(error)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -118,28 +132,37 @@ def main(argv: Sequence[str]) -> int:
     _check_folder(job, parts)
     missing = [part for part in parts if not part.path(job.out).is_file()]
     done = sum(len(part.prompts) for part in parts if part not in missing)
+    tokenizer = ChatTokenizer.load(profile.target.model)
+    for part in missing:  # before a model is loaded
+        job.requests(part, tokenizer)
     with tqdm(total=len(prompts), initial=done, desc="capture", unit="prompt", file=sys.stderr) as bar:
-        for count in _on_ray(job, missing, args) if args.workers else map(Capturer(job).run, missing):
+        for count in _on_ray(job, missing, args) if args.workers and missing else map(Capturer(job).run, missing):
             bar.update(count)
     print(json.dumps({"out": str(args.out), "prompts": len(prompts), "parts": len(parts)}))
     return 0
 
 
 def _on_ray(job: Capture, parts: Sequence[Part], args: argparse.Namespace) -> Iterator[int]:
+    """The number of prompts of each part that is done, as they get done."""
     import ray.data
 
     from cluster.connect import connected
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
     with connected(args.address):
-        rows = ray.data.from_items([{"part": _part_text(part)} for part in parts])
+        rows = ray.data.from_items([{"part": _part_text(part)} for part in parts], override_num_blocks=len(parts))
         done = rows.map_batches(
             Capturer,
             fn_constructor_args=(job,),
             batch_size=1,
-            concurrency=args.workers,
+            compute=ray.data.ActorPoolStrategy(size=min(args.workers, len(parts))),
             num_cpus=1,
+            num_gpus=min(1, ray.cluster_resources().get("GPU", 0)) or None,
         )
         for row in done.iter_rows():
+            if row["error"]:
+                raise DrafthouseError(row["error"])
             yield int(row["done"])
 
 

@@ -18,13 +18,17 @@ Outputs = list[list[int]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One arm in one repeat; `tpots_ms` has an entry an output, None where an output has less than two tokens."""
+    """One arm in one repeat; `tpots_ms` has an entry an output, None where an output has less than two tokens.
+
+    `cycles_per_1k`: rounds, of drafting and of verification, a thousand tokens.
+    """
 
     seconds: float
     outputs: Outputs
     tpots_ms: Sequence[float | None] = ()
     accepted_length: float | None = None
     target_passes_per_token: float | None = None
+    cycles_per_1k: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -66,6 +70,7 @@ class Run:
     tpot_ms: Spread | None
     accepted_length: float | None
     target_passes_per_token: float | None
+    cycles_per_1k: float | None
     identical_to_plain: float | None
     identical_to_generate: float | None
     repeats: Sequence[Repeat]
@@ -83,6 +88,7 @@ class Run:
             "TPOT ms": self.tpot_ms.p50 if self.tpot_ms else None,
             "accepted length": self.accepted_length,
             "passes/token": self.target_passes_per_token,
+            "cycles/1k": self.cycles_per_1k,
             "= plain": self.identical_to_plain,
             "= generate": self.identical_to_generate,
         }
@@ -118,6 +124,7 @@ def summarise(repeats: Mapping[str, Sequence[Measured]], incomparable: frozenset
             tpot_ms=Spread.of(value for one in measured for value in one.tpots_ms),
             accepted_length=_median(one.accepted_length for one in measured),
             target_passes_per_token=_median(one.target_passes_per_token for one in measured),
+            cycles_per_1k=_median(one.cycles_per_1k for one in measured),
             identical_to_plain=_identical(comparable.get(name), comparable.get("plain")),
             identical_to_generate=_identical(comparable.get(name), comparable.get("generate")),
             repeats=[Repeat(one.seconds, one.tokens, one.tokens_per_s, one.tpots_ms) for one in measured],

@@ -11,6 +11,7 @@ import torch
 from jobs.arms import Work, assistant_of, profile_arm, stock_arms
 from jobs.comparison import Run, measure, orders, summarise
 from jobs.figures import table
+from jobs.hybrid_arms import ORACLE, build_oracle, hybrid_parts
 from jobs.options import profile_from
 from jobs.plotting import bar_chart
 from jobs.provenance import Provenance
@@ -25,13 +26,17 @@ STOCK_ARMS = ("generate", "lookup", "assisted")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared: profiles of one target, stock arms, so many repeats; `assisted` needs an assistant."""
+    """What is compared: profiles of one target, stock arms, so many repeats; `assisted` needs an assistant.
+
+    `hybrid` is the profile whose best choices in hindsight are an arm, if any.
+    """
 
     profiles: Sequence[Profile]
     stock: Sequence[str]
     assistant: str | None
     repeats: int
     threads: int | None
+    hybrid: Profile | None = None
 
     def __post_init__(self) -> None:
         if not self.profiles:
@@ -49,7 +54,8 @@ class Plan:
         if len(targets) > 1:
             models = ", ".join(sorted(f"{one.model} in {one.dtype}" for one in targets))
             raise ConfigError(f"--profiles: must share one target, got {models}; set --target and --dtype")
-        names = Counter([*self.stock, *(profile.name for profile in self.profiles)])
+        oracle = [ORACLE] if self.hybrid else []
+        names = Counter([*self.stock, *oracle, *(profile.name for profile in self.profiles)])
         twice = [name for name, count in names.items() if count > 1]
         if twice:
             raise ConfigError(f"--profiles, --stock: {twice[0]!r} appears {names[twice[0]]} times; names must differ")
@@ -71,6 +77,8 @@ def run(args: argparse.Namespace, prompts: Sequence[Prompt], provenance: Provena
         temperature=args.temperature,
         seed=args.seed,
     )
+    if plan.hybrid:
+        built[ORACLE] = build_oracle(plan.hybrid, prompts, work.requests())
     ours = {name: profile_arm(one, work) for name, one in built.items()}
     stock = stock_arms(plan.stock, plan.profiles[0].target, plan.assistant, work)
     arms = stock | ours
@@ -84,13 +92,17 @@ def run(args: argparse.Namespace, prompts: Sequence[Prompt], provenance: Provena
 
 def plan_from(args: argparse.Namespace, num_prompts: int) -> Plan:
     """The plan of the flags. Raises ConfigError naming the flag."""
-    profiles = [profile_from(args, name) for name in (args.profiles or "plain,suffix").split(",") if name]
+    hybrid = profile_from(args, args.hybrid) if args.hybrid else None
+    named = args.profiles if args.profiles or hybrid else "plain,suffix"
+    profiles = [profile_from(args, name) for name in (named or "").split(",") if name]
+    profiles += hybrid_parts(hybrid) if hybrid else ()
     plan = Plan(
         profiles=profiles,
         stock=_stock(args),
         assistant=args.assistant or assistant_of(profiles),
         repeats=3 if args.repeats is None else args.repeats,
         threads=args.threads,
+        hybrid=hybrid,
     )
     single = [name for name in plan.stock if name != "generate"]
     if single and args.batch > 1:

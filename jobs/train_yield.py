@@ -28,7 +28,7 @@ from serving.errors import ConfigError
 from serving.models.tokenizer import ChatTokenizer
 from serving.trace import Trace, read_traces
 from serving.types import Floats, Ids, as_ids
-from tuning.replay import Costs, Played, Replayed, common_prefix, replay
+from tuning.replay import Costs, Played, Replayed, draft_yields, replay
 from tuning.selfgen import Dialogue, read_dialogues
 from tuning.train_yield import YieldRecipe, train_yield
 from tuning.yield_report import Accuracy, Arms, calibration, importance
@@ -178,8 +178,7 @@ def _of_trace(trace: Trace) -> Recorded:
     is_everywhere = all(len(step.emitted_ids) == 1 for step in trace.steps)
     if not is_everywhere or not any(step.draft_ids for step in trace.steps):
         return Recorded(dialogue, trace.task)
-    yields = [common_prefix(as_ids(step.draft_ids), output[t:]) for t, step in enumerate(trace.steps)]
-    return Recorded(dialogue, trace.task, np.array(yields, dtype=np.int32))
+    return Recorded(dialogue, trace.task, draft_yields(trace.steps, output))
 
 
 def _of_jsonl(path: Path) -> list[Recorded]:

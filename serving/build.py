@@ -19,6 +19,7 @@ from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
 from serving.decode.limits import SchedulerLimits
 from serving.decode.scheduler import Scheduler
 from serving.decode.source_guard import SourceGuard
+from serving.drafters.chooser import Chooser
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import Drafter, ReadFeatures, RemoteModel, ScoreRequest, ScoringModel, Verifier
 from serving.rules.book import RuleBook
@@ -60,10 +61,16 @@ class RemoteRoles:
 LOCAL = RemoteRoles()
 
 
-def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | None = None) -> Built:
+def build(
+    profile: Profile,
+    *,
+    remote: RemoteRoles = LOCAL,
+    rules: RuleBook | None = None,
+    chooser: Chooser | None = None,
+) -> Built:
     """The target side of `profile`, warmed up.
 
-    `rules` judge in place of the profile's own.
+    `rules` judge and `chooser` chooses, where the drafter is a hybrid made here, in place of the profile's own.
     """
     from serving.models.loading import LoadOptions, load_packed_lm
     from serving.models.shipped_features import feature_rows
@@ -89,7 +96,7 @@ def build(profile: Profile, *, remote: RemoteRoles = LOCAL, rules: RuleBook | No
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
         verifier=_verifier(profile, target, remote.slim),
-        drafter=remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target),
+        drafter=remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target, chooser=chooser),
         decode=tokenizer.decode,
         limits=limits,
         grouping=Grouping(shares_cores=remote.drafter is None),

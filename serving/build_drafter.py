@@ -18,6 +18,7 @@ from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
 from serving.drafters.token_kinds import TokenKinds, token_kinds
+from serving.drafters.yield_kernel import best_yields
 from serving.drafters.yield_predictor import YieldPredictor
 from serving.errors import ConfigError
 from serving.memory.suffix import SuffixCache
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 
 
 def build_drafter(
-    profile: Profile, *, tokenizer: ChatTokenizer | None = None, features: "FeatureSource | None" = None
+    profile: Profile,
+    *,
+    tokenizer: ChatTokenizer | None = None,
+    features: "FeatureSource | None" = None,
+    chooser: Chooser | None = None,
 ) -> Drafter:
     """The drafter of `profile`, warmed up. Raises ConfigError where it cannot draft for the target.
 
-    `features` are the target's, for a drafter that reads them.
+    `features` are the target's, for a drafter that reads them; `chooser` chooses in place of a hybrid's own.
     """
     match profile.drafter:
         case NoDrafter():
@@ -47,7 +52,8 @@ def build_drafter(
             return _model_arm(profile, config, tokenizer, features)
         case HybridDrafter() as config:
             tokenizer = tokenizer or ChatTokenizer.load(profile.target.model)
-            chooser = _chooser(config, tokenizer)  # first: its artefact may be missing, and models take long to load
+            # First: its artefact may be missing, and models take long to load.
+            chooser = chooser or _chooser(config, tokenizer)
             return HybridDrafterRole(
                 SuffixDrafterRole(suffix_cache(config.cache)),
                 _model_arm(profile, config.model, tokenizer, features),
@@ -116,7 +122,7 @@ def _chooser(config: HybridDrafter, tokenizer: ChatTokenizer) -> Chooser:
         case RuleChooser(least_score=least_score):
             return RuleChooserRole(config.model.max_draft if least_score is None else least_score)
         case chosen:
-            return YieldChooser(YieldPredictor.load(chosen.predictor), kinds_of(tokenizer), chosen.tau)
+            return YieldChooser(best_yields(YieldPredictor.load(chosen.predictor)), kinds_of(tokenizer), chosen.tau)
 
 
 def kinds_of(tokenizer: ChatTokenizer) -> TokenKinds:

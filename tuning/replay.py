@@ -14,7 +14,8 @@ import numpy.typing as npt
 from serving.drafters.token_kinds import TokenKinds
 from serving.drafters.yield_features import FEATURES, History, Position, features
 from serving.memory.suffix import SuffixCache
-from serving.types import Floats, Ids
+from serving.trace import StepRecord
+from serving.types import Floats, Ids, as_ids
 from tuning.selfgen import Dialogue
 
 # Rounds between two generations' positions are played by thresholds on the score, so that histories vary.
@@ -54,6 +55,11 @@ def common_prefix(draft: Ids, truth: Ids) -> int:
     size = min(len(draft), len(truth))
     differs = np.flatnonzero(draft[:size] != truth[:size])
     return int(differs[0]) if len(differs) else size
+
+
+def draft_yields(steps: Sequence[StepRecord], output: Ids) -> npt.NDArray[np.int32]:
+    """i32[T]: how far the draft of each position is right, where each of T rounds emitted one token of `output`."""
+    return np.array([common_prefix(as_ids(step.draft_ids), output[t:]) for t, step in enumerate(steps)], np.int32)
 
 
 def _replay_one(dialogue: Dialogue, cache: SuffixCache, kinds: TokenKinds, *, threshold: float) -> Replayed:

@@ -6,6 +6,9 @@ account of gains and costs, which starts with a small credit and earns an allowa
 balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
 allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
 
+A session's first draft has its whole text read first. What its round takes longer than drafts do is an investment of
+all sessions, which `decode/reading.py` bounds, and no loss of that round.
+
 Where drafts have not paid lately, in whatever session, new sessions get no credit and first save up for one attempt;
 every so many get it all the same, so that a drafter which has become good is found out.
 """
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.decode.costs import CostModel
+from serving.decode.reading import ReadingFund
 from serving.types import Draft, DraftLimits
 
 # A session starts as if it had tried so many draft tokens, accepted at the rate of all sessions lately.
@@ -31,7 +35,7 @@ CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
 _TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
-_MOST_RISE = 4.0  # a first draft, or one that was held up, is no measure of the others
+_MOST_RISE = 4.0  # a draft that was held up is no measure of the others
 
 
 class DraftPolicy(Protocol):
@@ -85,6 +89,8 @@ class _Account:
     tried: float
     accepted: float
     balance: float
+    is_reading: bool = False
+    has_drafted: bool = False
 
     @property
     def acceptance(self) -> float:
@@ -103,6 +109,8 @@ class Guard:
         self._acceptance = _PRIOR_ACCEPTANCE
         self._gain = 0.0
         self._cost = 0.0
+        self._fund = ReadingFund(CREDIT)
+        self._read_s = 0.0
         self._ask_s = 0.0
         self._token_s = 0.0
         self._rows = 0
@@ -115,7 +123,10 @@ class Guard:
         """K of a drafter with one source."""
         account = self._account(session_id)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
+        self._fund.earn(ALLOWANCE)
         if account.balance < 0.0:
+            return 0
+        if not account.has_drafted and not self._fund.grant(has_begun=account.is_reading):
             return 0
         rows = max(self._rows, batch_size)
         drafting = self._costs.plain_tokens(self._token_s, batch_size)
@@ -129,6 +140,9 @@ class Guard:
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
         account, num_drafted = self._account(session_id), len(draft)
+        if not account.has_drafted:
+            self._fund.pay(min(_MOST_ASKED, self._costs.plain_tokens(self._read_s, batch_size)))
+            account.is_reading, account.has_drafted = True, num_drafted > 0
         if num_drafted:
             tried = min(num_drafted, num_accepted + 1)
             account.tried = _MEMORY * account.tried + tried
@@ -138,14 +152,17 @@ class Guard:
         asking = min(_MOST_ASKED, self._costs.plain_tokens(self._ask_s, batch_size))
         cost = num_drafted * self._costs.price(batch_size, rows) + asking
         account.balance += num_accepted - cost
+        self._fund.earn(num_accepted - cost)
         self._cost = cost if self._cost == 0.0 else self._cost + _SHARED_SMOOTHING * (cost - self._cost)
         self._gain += _SHARED_SMOOTHING * (num_accepted - cost - self._gain)
 
     def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
-        # This round's own: a session's first draft has its whole text read first, and costs many times a later one.
-        self._ask_s = draft_s / len(drafts) if drafts else 0.0
-        num_drafted = sum(map(len, drafts.values()))
-        if num_drafted:
+        self._fund.end_round()
+        num_drafted, num_reading = sum(map(len, drafts.values())), sum(map(self._reads, drafts))
+        steps_s = min(draft_s, self._token_s * num_drafted) if num_reading else draft_s
+        self._read_s = (draft_s - steps_s) / num_reading if num_reading else 0.0
+        self._ask_s = steps_s / len(drafts) if drafts else 0.0
+        if num_drafted and not num_reading:
             seconds = draft_s / num_drafted
             known = self._token_s or seconds
             self._token_s = known + _TOKEN_SMOOTHING * (min(seconds, _MOST_RISE * known) - known)
@@ -156,6 +173,11 @@ class Guard:
 
     def forget(self, session_id: str) -> None:
         self._accounts.pop(session_id, None)
+
+    def _reads(self, session_id: str) -> bool:
+        """Whether the drafter may still be reading the session's text: nothing was drafted for it before."""
+        account = self._accounts.get(session_id)
+        return account is not None and not account.has_drafted
 
     def _account(self, session_id: str) -> _Account:
         if session_id not in self._accounts:

@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Protocol
 
-import numpy as np
-
 from serving.drafters.token_kinds import TokenKinds
-from serving.drafters.yield_features import History, Position, feature_rows, features
+from serving.drafters.yield_features import History, Position, features
 from serving.memory.suffix import SuffixMatch
-from serving.types import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A cache draft (not empty) that is offered in place of the model's."""
 
+    session_id: str
     match: SuffixMatch
     position: Position
     history: History
@@ -30,9 +29,9 @@ class Chooser(Protocol):
 
 
 class Predictor(Protocol):
-    """f32[B] expected accepted tokens of feature rows f32[B, F]; may be wrong in any way."""
+    """Expected accepted tokens of B rows of features, one number a row; may be wrong in any way."""
 
-    def predict(self, rows: Floats) -> Floats: ...
+    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,18 @@ class YieldChooser:
     threshold: float
 
     def takes_cache(self, choices: Sequence[Choice]) -> list[bool]:
+        return [predicted > self.threshold for predicted in self.yields(choices)]
+
+    def yields(self, choices: Sequence[Choice]) -> list[float]:
+        """One a choice, within 0..K."""
         if not choices:
             return []
-        return [predicted > self.threshold for predicted in self.yields(choices).tolist()]
+        rows = [features(one.match, one.position, one.history, self.kinds) for one in choices]
+        return [
+            _within_draft(predicted, one.match)
+            for predicted, one in zip(self.predictor.predict(rows), choices, strict=True)
+        ]
 
-    def yields(self, choices: Sequence[Choice]) -> Floats:
-        """f32[B], each within 0..K."""
-        rows = feature_rows([features(one.match, one.position, one.history, self.kinds) for one in choices])
-        predicted = self.predictor.predict(rows)
-        scores = np.array([one.match.score for one in choices], dtype=np.float32)
-        lengths = np.array([len(one.match) for one in choices], dtype=np.float32)
-        return np.clip(np.where(np.isnan(predicted), scores, predicted), 0.0, lengths)
+
+def _within_draft(predicted: float, match: SuffixMatch) -> float:
+    return min(max(match.score if isnan(predicted) else predicted, 0.0), float(len(match)))

@@ -11,6 +11,7 @@ from serving.drafters.chooser import Choice, Chooser
 from serving.drafters.ready import ReadyDrafts
 from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.yield_features import History, Position
+from serving.memory.suffix import SuffixMatch
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts
 from serving.types import EMPTY_DRAFT, Draft, Ids
 
@@ -76,21 +77,18 @@ class HybridDrafter:
         drafts = [EMPTY_DRAFT] * len(requests)
         matches = self._cache.matches(requests)
         found = [index for index, match in enumerate(matches) if not match.empty]
-        choices = [
-            Choice(matches[index], _position(requests[index]), self._history(requests[index].session_id))
-            for index in found
-        ]
+        choices = [self._choice(matches[index], requests[index]) for index in found]
         for index, is_taken in zip(found, self._chooser.takes_cache(choices), strict=True):
             if is_taken or self._model_room(requests[index]) == 0:
                 drafts[index] = self._cache.draft(matches[index], requests[index])
         return drafts
+
+    def _choice(self, match: SuffixMatch, request: DraftRequest) -> Choice:
+        position = Position(request.prompt_len, len(request.ids) - request.prompt_len)
+        return Choice(request.session_id, match, position, self._history(request.session_id))
 
     def _model_room(self, request: DraftRequest) -> int:
         return min(self._model_max_draft, request.model_limit)
 
     def _history(self, session_id: str) -> History:
         return self._histories.setdefault(session_id, History())
-
-
-def _position(request: DraftRequest) -> Position:
-    return Position(request.prompt_len, len(request.ids) - request.prompt_len)

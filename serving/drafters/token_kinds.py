@@ -3,6 +3,10 @@
 import string
 from collections.abc import Iterable
 from enum import IntFlag
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 
 class Kind(IntFlag):
@@ -18,12 +22,13 @@ _BRACKETS = frozenset("()[]{}<>")
 _DELIMITERS = frozenset(",;:|\"'`\n")
 _PUNCTUATION = frozenset(string.punctuation)
 
-TokenKinds = bytes  # one byte of Kind flags a token id
+# Kind flags by token id, u8[V + 1]; the last entry is none, for ids that are no token.
+TokenKinds: TypeAlias = npt.NDArray[np.uint8]
 
 
 def token_kinds(texts: Iterable[str]) -> TokenKinds:
     """`texts` are the tokens by id, as text."""
-    return bytes(kind_of(text) for text in texts)
+    return np.array([*map(kind_of, texts), 0], dtype=np.uint8)
 
 
 def kind_of(text: str) -> Kind:

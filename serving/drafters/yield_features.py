@@ -11,11 +11,12 @@ import numpy as np
 
 from serving.drafters.token_kinds import Kind, TokenKinds
 from serving.memory.suffix import SuffixMatch
-from serving.types import Floats
+from serving.types import Floats, Ids
 
 NUM_RECENT = 3
 _ACCEPTED_MEMORY = 0.8  # weight of the past after each draft
 _CHOICE_MEMORY = 0.9
+_MARKS = tuple(bytes(flags & kind > 0 for flags in range(256)) for kind in Kind)  # flags to 1 where they have the kind
 
 FEATURES = (
     "score",
@@ -35,7 +36,7 @@ FEATURES = (
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class History:
     """Recent drafts of one session: accepted lengths, newest first; their averages; how often the cache drafted."""
 
@@ -69,7 +70,7 @@ def features(match: SuffixMatch, position: Position, history: History, kinds: To
         match.match_length,
         size,
         match.score / size,
-        float(match.probabilities[-1]),
+        match.probabilities.item(-1),
         float(match.is_local),
         position.prompt_len,
         position.num_emitted,
@@ -78,7 +79,7 @@ def features(match: SuffixMatch, position: Position, history: History, kinds: To
         history.accepted,
         history.cache_accepted,
         history.cache_rate,
-        *_structure(match.ids.tolist(), kinds),
+        *_structure(match.ids, kinds),
     ]
 
 
@@ -87,12 +88,13 @@ def feature_rows(rows: Sequence[Sequence[float]]) -> Floats:
     return np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES))
 
 
-def _structure(ids: list[int], kinds: TokenKinds) -> list[float]:
+def _structure(ids: Ids, kinds: TokenKinds) -> list[float]:
     """Of each kind the share of the draft's tokens, and the place of the first as a share of its length (1: none)."""
-    known = len(kinds)
-    found = [kinds[token] if token < known else 0 for token in ids]
+    size = len(ids)
+    found = kinds.take(ids, mode="clip").tobytes()
     numbers: list[float] = []
-    for kind in (1, 2, 4, 8):
-        places = [place for place, flags in enumerate(found) if flags & kind]
-        numbers += (len(places) / len(ids), places[0] / len(ids)) if places else (0.0, 1.0)
+    for marks in _MARKS:
+        marked = found.translate(marks)
+        first = marked.find(1)
+        numbers += (marked.count(1) / size, first / size) if first >= 0 else (0.0, 1.0)
     return numbers

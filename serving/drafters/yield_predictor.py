@@ -1,4 +1,4 @@
-"""The yield predictor: how many tokens of a cache draft the target will accept. Numpy alone.
+"""The yield predictor: how many tokens of a cache draft the target will accept.
 
 HVD (arXiv 2606.01019): features -> 256 ReLU -> 256 ReLU -> 1, trained by `python -m jobs train-yield`. An artefact is a
 folder of `predictor.npz` (mean, std and weights) and `predictor.json`, its card: feature names, provenance, figures.
@@ -36,7 +36,7 @@ class YieldPredictor:
 
     def predict(self, rows: Floats) -> Floats:
         """f32[B] of feature rows f32[B, F]: tokens, not yet clamped."""
-        weights, bias = self._first
+        weights, bias = self.first_layer
         hidden: Floats = rows @ weights
         hidden += bias
         np.maximum(hidden, 0.0, out=hidden)
@@ -47,10 +47,11 @@ class YieldPredictor:
         return predicted[:, 0]
 
     @cached_property
-    def _first(self) -> tuple[Floats, Floats]:
-        """The first layer with the normalisation in it."""
-        scaled = self.w1 / self.std[:, None]
-        return scaled, self.b1 - self.mean @ scaled
+    def first_layer(self) -> tuple[Floats, Floats]:
+        """Weights and bias with the normalisation in them; rounded once."""
+        scaled = self.w1 / self.std[:, None].astype(np.float64)
+        bias = self.b1 - self.mean @ scaled
+        return scaled.astype(np.float32), bias.astype(np.float32)
 
     @classmethod
     def load(cls, name_or_folder: str) -> "YieldPredictor":

@@ -20,8 +20,8 @@ COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
 
 def make_guard(max_draft: int = 8, ask_s: float = 0.0, costs: dict[int, float] | None = None) -> Guard:
     guard = Guard(CostModel(costs or COSTS), max_draft=max_draft)
-    if ask_s:
-        guard.record_drafts({"s": EMPTY_DRAFT}, ask_s)
+    if ask_s:  # of a session that is unknown, so that none of it is taken for reading
+        guard.record_drafts({"other": EMPTY_DRAFT}, ask_s)
     return guard
 
 

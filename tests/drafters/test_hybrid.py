@@ -12,7 +12,7 @@ from serving.drafters.chooser import Choice, Chooser, RuleChooser, YieldChooser
 from serving.drafters.hybrid import HybridDrafter
 from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.token_kinds import token_kinds
-from serving.drafters.yield_features import History, Position
+from serving.drafters.yield_features import History, Position, feature_rows
 from serving.memory.suffix import SuffixCache, SuffixMatch
 from serving.protocols import DraftRequest, Outcome
 from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Floats, as_ids
@@ -33,9 +33,9 @@ class Says:
     def __init__(self, answer: Callable[[Floats], Floats]) -> None:
         self.answer, self.num_rows = answer, 0
 
-    def predict(self, rows: Floats) -> Floats:
+    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
         self.num_rows += len(rows)
-        return self.answer(rows)
+        return self.answer(feature_rows(rows)).tolist()
 
 
 def constant(value: float) -> Says:
@@ -178,7 +178,7 @@ def match(ids: list[int], score: float) -> SuffixMatch:
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=6))
 def test_yields_are_within_the_draft(drafts: list[tuple[int, float]]) -> None:
-    choices = [Choice(match([9] * size, size / 2), Position(4, 2), History()) for size, _ in drafts]
+    choices = [Choice("a", match([9] * size, size / 2), Position(4, 2), History()) for size, _ in drafts]
     chooser = YieldChooser(Says(lambda _: np.array([value for _, value in drafts], dtype=np.float32)), KINDS, 6.0)
     for found, (size, _) in zip(chooser.yields(choices), drafts, strict=True):
         assert 0.0 <= found <= size

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serving.drafters.token_kinds import Kind, kind_of, token_kinds
 from serving.drafters.yield_features import FEATURES, History, Position, feature_rows, features
@@ -49,6 +51,17 @@ def test_every_feature_by_name() -> None:
         "whitespace_share": 0.25, "whitespace_first": 0.25, "punctuation_share": 0.25, "punctuation_first": 0.5,
         "bracket_share": 0.25, "bracket_first": 0.5, "delimiter_share": 0.0, "delimiter_first": 1.0,
     }  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=64), st.binary(max_size=30))
+def test_structure_is_what_counting_says(ids: list[int], flags: bytes) -> None:
+    kinds = np.array([*flags, 0], dtype=np.uint8)
+    match = SuffixMatch(as_ids(ids), 1.0, 1, np.ones(len(ids), dtype=np.float32), True)
+    expected: list[float] = []
+    for kind in Kind:
+        places = [place for place, token in enumerate(ids) if token < len(flags) and flags[token] & kind]
+        expected += (len(places) / len(ids), places[0] / len(ids)) if places else (0.0, 1.0)
+    assert features(match, Position(3, 1), History(), kinds)[-len(expected) :] == expected
 
 
 def predictor(seed: int = 0) -> YieldPredictor:

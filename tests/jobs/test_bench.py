@@ -115,6 +115,8 @@ def test_the_hop_is_priced_against_a_report(flags: list[str], tmp_path: Path) ->
     [
         (["--serve", "http://x", "--batch", "4"], "--batch: has no effect on a running application"),
         (["--serve", "http://x", "--profiles", "plain"], "--profiles: has no effect on a running application"),
+        (["--serve", "http://x", "--hybrid", "hybrid"], "--hybrid: has no effect on a running application"),
+        (["--hybrid", "suffix"], "--hybrid: 'suffix' must draft by kind hybrid with a chooser of kind yield"),
         (["--concurrency", "4"], "--concurrency: needs --serve URL"),
         (["--serve", "ftp://x"], "--serve: must start with http:// or https://, got 'ftp://x'"),
         (["--serve", "http://x", "--concurrency", "1,0"], "--concurrency: must be numbers from 1 up"),

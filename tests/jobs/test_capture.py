@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from jobs.capture import Capture, Part, _check_folder, _part_from, _part_text, main
-from serving.config import Profile
+from jobs.capture import Capture, Capturer, Part, _check_folder, _part_from, _part_text, main
+from serving.config import ModelConfig, Profile
 from serving.errors import ConfigError
 from tuning.prompts import Prompt
 
@@ -22,6 +22,14 @@ def test_a_folder_of_another_run_is_refused(tmp_path) -> None:
     _check_folder(job, [PART])
     with pytest.raises(ConfigError, match="made with other flags or prompts"):
         _check_folder(Capture(job.profile, job.out, 21, every_position=False), [PART])
+
+
+def test_a_worker_tells_what_a_user_is_meant_to_read(tmp_path) -> None:
+    profile = Profile(name="p", target=ModelConfig(model="no such model"))
+    worker = Capturer(Capture(profile, tmp_path, 20, every_position=False))
+    found = worker({"part": [_part_text(PART)]})
+    assert found["done"] == [0]
+    assert found["error"][0].startswith("model: 'no such model' is neither shipped")
 
 
 @pytest.mark.parametrize(
