@@ -11,11 +11,11 @@ from serving.config import ModelConfig, Profile, SuffixDrafter, ViaVerifier
 from serving.errors import ConfigError
 from tests.models.tiny import tiny_model
 from tuning.mask_log import History
-from tuning.masks import Space
+from tuning.mask_space import Space
 
 
 def test_an_arm_without_a_judged_mask_is_left_out_and_a_size_without_one_is_an_error() -> None:
-    judged, empty = History("random", Space(12, 4), [(1, 2, 3, 4)], [0.5]), History("even", Space(12, 4))
+    judged, empty = History("random", Space(12, 4), masks=[(1, 2, 3, 4)], costs=[0.5]), History("even", Space(12, 4))
     assert found_by([judged, empty], [4], Path("out")) == [judged]
     with pytest.raises(ConfigError, match="no mask that skips 3 layers could be judged; out/trials says why"):
         found_by([judged, empty, History("random", Space(12, 3))], [4, 3], Path("out"))

@@ -10,7 +10,7 @@ from tests.models.test_packed_lm import make_lm, random_ids, stock_logits
 from tests.models.test_slim import deep, without_layers
 from tuning.dimr import compare
 from tuning.selfgen import Dialogue
-from tuning.via import Fidelity, MaskBench, excerpts, fidelity, mask_pass_times
+from tuning.via import Cut, Fidelity, MaskBench, excerpts, fidelity, mask_pass_times
 from tuning.via_cost import PassTimes, break_even, least_saving, modelled, saving_verdict, verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,8 +47,23 @@ def test_a_mask_is_judged_as_the_stock_model_without_its_layers_would_be() -> No
 
 def test_excerpts_have_as_many_rows_as_are_asked_for() -> None:
     dialogues = [dialogue(seed, num_output=30) for seed in range(5)]
-    taken = excerpts(dialogues, num_rows=50, max_output=20)
+    supply = iter(dialogues)
+    taken = excerpts(supply, Cut(length=20, reach=96), num_rows=50, seed=0)
     assert [len(one.output_ids) for one in taken] == [20, 20, 10]
+    assert list(supply) == dialogues[3:]
+
+
+def test_an_excerpt_begins_anywhere_and_has_all_before_it_as_context() -> None:
+    one, rng = dialogue(1, num_output=30), np.random.default_rng(0)
+    starts = set()
+    for _ in range(200):
+        part = Cut(length=4, reach=10).apply(one, rng)
+        starts.add(len(part.prompt_ids) - len(one.prompt_ids))
+        assert len(part.output_ids) == 4
+        assert part.ids.tolist() == one.ids[: len(part.ids)].tolist()
+    assert starts == set(range(7))
+    short = Cut(length=4, reach=10).apply(dialogue(2, num_output=3), rng)
+    assert len(short.output_ids) == 3
 
 
 def test_an_answer_of_the_targets_own_has_no_regret() -> None:
