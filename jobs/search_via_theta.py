@@ -24,8 +24,7 @@ from jobs.plotting import scatter_chart
 from jobs.provenance import Provenance
 from jobs.reports import check_writable, write_json
 from serving.build import build
-from serving.build_via import mask_of
-from serving.config import FullVerifier, Profile, ViaVerifier
+from serving.config import FullVerifier, Profile, ViaVerifier, pinned
 from serving.decode.offline import complete
 from serving.decode.stats import EngineStats
 from serving.errors import ConfigError
@@ -113,10 +112,12 @@ def _profile(args: argparse.Namespace) -> Profile:
     profile = profile_from(args, args.profile)
     if not isinstance(profile.verifier, ViaVerifier):
         raise ConfigError(f"--profile: {args.profile!r} has no slim verifier; its verifier must be `via`")
-    changes = {"mask": args.mask, "min_confidence": args.min_confidence}
-    verifier = profile.verifier.model_copy(update={name: v for name, v in changes.items() if v is not None})
+    changes: dict[str, Any] = {} if args.mask is None else {"mask": args.mask, "layers": None}
+    if args.min_confidence is not None:
+        changes["min_confidence"] = args.min_confidence
+    verifier = profile.verifier.model_copy(update=changes)
     engine = profile.engine.model_copy(update={"guard": False})
-    return profile.model_copy(update={"verifier": verifier, "engine": engine, "placement": "colocated"})
+    return pinned(profile.model_copy(update={"verifier": verifier, "engine": engine, "placement": "colocated"}))
 
 
 def _pairs(text: str) -> list[tuple[float, float]]:
@@ -150,9 +151,8 @@ def _runs(args: argparse.Namespace, arms: dict[str, Profile], texts: Sequence[st
 
 
 def arm_key(arm: Profile, max_tokens: int, texts: Sequence[str]) -> str:
-    """Of what an arm's outputs depend on; a mask counts by the layers that it keeps, for its file may change."""
-    kept = mask_of(arm, arm.verifier).kept if isinstance(arm.verifier, ViaVerifier) else None
-    return hashlib.sha256(json.dumps([arm.hash, kept, max_tokens, list(texts)]).encode()).hexdigest()[:16]
+    """Of what an arm's outputs depend on."""
+    return hashlib.sha256(json.dumps([arm.hash, max_tokens, list(texts)]).encode()).hexdigest()[:16]
 
 
 def _run(name: str, profile: Profile, texts: Sequence[str], max_tokens: int) -> _Run:

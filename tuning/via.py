@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from serving.build_drafter import build_drafter
+from serving.build_via import mask_of
 from serving.config import Profile, ViaVerifier
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.layer_mask import read_mask
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import slim_in_place
@@ -173,11 +173,10 @@ def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
     """Of the target and the slim verifier of `profile`, as `mask_pass_times`, and of a token of its drafter."""
     assert isinstance(profile.verifier, ViaVerifier)
     target = load_target(profile.target.model, dtype=profile.target.dtype, max_length=profile.engine.max_length)
-    mask = read_mask(profile.verifier.mask, model=profile.target.model, num_layers=len(target.store.shapes))
     drafter = build_drafter(profile, features=target)
     drafting = DraftRequest("measure", _measured_ids(0), _CONTEXT // 2, profile.max_draft)
     draft = _Work("draft", 0, lambda: drafter.start([drafting]).result())
-    seconds = _medians([draft, *_passes(target, slim_in_place(target, mask.kept), rows)])
+    seconds = _medians([draft, *_passes(target, slim_in_place(target, mask_of(profile, profile.verifier).kept), rows)])
     return _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jobs.__main__ import main
-from serving.models.layer_mask import read_mask
+from serving.config_mask import read_mask
 from serving.types import as_ids
 from tuning.selfgen import Dialogue, write_dialogues
 
@@ -57,7 +57,8 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
     asked = [json.loads(line) for line in log.splitlines()[1:]]
     assert len({(*one["skipped"], -one["block"]) for one in asked}) == len(asked)
     best = min((row for row in report["arms"]), key=lambda row: row["final cost"])
-    mask = read_mask(str(out / "mask-2.json"), model=deep_model, num_layers=NUM_LAYERS)
+    mask = read_mask(str(out / "mask-2.json"))
+    mask.check(deep_model, NUM_LAYERS)
     assert list(mask.skipped) == best["skipped"]
     assert (out / "history.png").stat().st_size > 1000
     (costs,) = report["costs"]

@@ -7,9 +7,8 @@ import pytest
 
 from jobs.search_via import found_by
 from jobs.search_via_theta import arm_key
-from serving.config import ModelConfig, Profile, SuffixDrafter, ViaVerifier
+from serving.config import Profile, SuffixDrafter, ViaVerifier
 from serving.errors import ConfigError
-from tests.models.tiny import tiny_model
 from tuning.mask_log import History
 from tuning.mask_space import Space
 
@@ -22,16 +21,14 @@ def test_an_arm_without_a_judged_mask_is_left_out_and_a_size_without_one_is_an_e
 
 
 def test_another_mask_in_the_same_file_is_another_arm(tmp_path: Path) -> None:
-    tiny_model("llama").config.save_pretrained(tmp_path)
     file = tmp_path / "mask.json"
     profile = Profile(
         name="a",
-        target=ModelConfig(model=str(tmp_path)),
         drafter=SuffixDrafter(),
         verifier=ViaVerifier(mask=str(file)),
     )
     keys = []
     for kept, found in (([0, 2], 1.0), ([0, 2], 2.0), ([0, 1, 2], 2.0)):
-        file.write_text(json.dumps({"model": str(tmp_path), "num_layers": 3, "kept": kept, "found": found}))
+        file.write_text(json.dumps({"model": "m", "num_layers": 3, "kept": kept, "found": found}))
         keys.append(arm_key(profile, 8, ["hello"]))
     assert keys[0] == keys[1] != keys[2]
