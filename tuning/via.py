@@ -7,7 +7,7 @@ The target is loaded once. Its own rows for every scored position are computed o
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -177,7 +177,8 @@ def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
     drafting = DraftRequest("measure", _measured_ids(0), _CONTEXT // 2, profile.max_draft)
     draft = _Work("draft", 0, lambda: drafter.start([drafting]).result())
     seconds = _medians([draft, *_passes(target, slim_in_place(target, mask_of(profile, profile.verifier).kept), rows)])
-    return _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
+    times = _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
+    return replace(times, is_seeded=profile.verifier.seed_from_full)
 
 
 def mask_pass_times(target: PackedLM, kept: Sequence[int], rows: Sequence[int]) -> PassTimes:

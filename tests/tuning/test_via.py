@@ -1,5 +1,7 @@
 """Masks judged in place against cached rows, what an output is worth, and when a middle tier pays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,23 @@ def test_the_cost_model_adds_up_passes() -> None:
     assert (strict.full_ms, strict.slim_ms, strict.draft_ms) == pytest.approx((7.0, 0.0, 2.0))
     assert (via.full_ms, via.slim_ms, via.draft_ms) == pytest.approx((6.0, 5.04, 1.8))
     assert TIMES.slim_ratio == pytest.approx(0.8)
+
+
+def test_the_slim_tier_reads_prompts_too_and_the_shorter_the_answers_the_more_that_costs() -> None:
+    """60 prompt tokens at 24 ms / 17 each, over 100 answer tokens, or over 50."""
+    asked = EngineStats(**{**vars(VIA), "prompt_tokens": 60})
+    via = modelled(asked, TIMES)
+    assert via.reading_ms == pytest.approx(60 * 24.0 / 17 / 100)
+    assert via.total_ms == pytest.approx(modelled(VIA, TIMES).total_ms + via.reading_ms)
+    assert modelled(EngineStats(**{**vars(asked), "emitted": 50}), TIMES).reading_ms == pytest.approx(
+        2 * via.reading_ms
+    )
+    assert modelled(asked, replace(TIMES, is_seeded=True)).reading_ms == 0.0  # copies of the target's KV
+    strict = modelled(EngineStats(**{**vars(STRICT), "prompt_tokens": 60}), TIMES)
+    assert strict == modelled(STRICT, TIMES)  # the target reads them in either case
+    assert break_even(strict, via) == pytest.approx((9.0 - 7.8) / (5.04 + via.reading_ms))
+    assert f"{via.reading_ms:.2f} of it for the slim tier to read prompts" in verdict(strict, via, TIMES)
+    assert "reads every prompt, 1.41 ms a token" in saving_verdict(TIMES, 5)
 
 
 def test_it_says_what_a_slim_pass_may_cost() -> None:
