@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from jobs.figures import table
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
-from jobs.plotting import scatter_chart
+from jobs.plotting import trade_off_chart
 from jobs.provenance import Provenance
 from jobs.reports import check_writable, write_json
 from serving.build import build
@@ -102,10 +102,20 @@ def main(argv: Sequence[str]) -> int:
         "verdicts": verdicts,
     }
     write_json(args.json, report)
-    points = {str(row["thetas"]): (float(row["regret/token"]), float(row["tokens/s"])) for row in rows}
-    plot = args.plot or args.json.with_suffix(".png")
-    scatter_chart(points, plot, x_label="regret a token (nats, less is better)", y_label="tokens/s")
+    plot_speed(rows, args.plot or args.json.with_suffix(".png"))
     return 0
+
+
+def plot_speed(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Speed against quality, from the report's rows, of which the first is strict."""
+    points = {str(row["thetas"]): (float(row["regret/token"]), float(row["tokens/s"])) for row in rows}
+    trade_off_chart(
+        points,
+        path,
+        reference=str(rows[0]["thetas"]),
+        x_label="nats a token below the target's best token (less is better)",
+        y_label="tokens/s",
+    )
 
 
 def _profile(args: argparse.Namespace) -> Profile:

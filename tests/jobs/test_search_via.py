@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.search_via import found_by
-from jobs.search_via_theta import arm_key
+from jobs.search_via_theta import arm_key, plot_speed
 from serving.config import Profile, SuffixDrafter, ViaVerifier
 from serving.errors import ConfigError
 from tuning.mask_log import History
@@ -32,3 +32,17 @@ def test_another_mask_in_the_same_file_is_another_arm(tmp_path: Path) -> None:
         file.write_text(json.dumps({"model": "m", "num_layers": 3, "kept": kept, "found": found}))
         keys.append(arm_key(profile, 8, ["hello"]))
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_the_plot_of_speed_against_quality_is_a_picture_and_may_have_one_pair_of_thetas(tmp_path: Path) -> None:
+    rows = [
+        {"thetas": "strict", "regret/token": 0.0, "tokens/s": 107.2},
+        {"thetas": "0.9:0.7", "regret/token": 0.135, "tokens/s": 67.2},
+        {"thetas": "0.3:0.1", "regret/token": 0.3249, "tokens/s": 69.4},
+    ]
+    for count in (2, 3):
+        path = tmp_path / "plots" / f"{count}.png"
+        plot_speed(rows[:count], path)
+        picture = path.read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 5000
