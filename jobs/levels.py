@@ -8,8 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from jobs.figures import Cell, Spread, accepted_length
 from jobs.load import LevelRun, Sample
-from serving.config import one_line
-from serving.errors import ConfigError
+from serving.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.config import HybridDrafter, ModelDrafter, Profile, load_profile, one_line
-from serving.errors import ConfigError
+from serving.config import HybridDrafter, ModelDrafter, Profile, load_profile
+from serving.errors import ConfigError, one_line
 from tuning.prompts import Prompt, read_prompts, select
 
 

@@ -74,16 +74,25 @@ def step_charts(charts: Mapping[str, Mapping[str, Sequence[float]]], path: Path,
     _write(figure, path)
 
 
-def scatter_chart(points: Mapping[str, tuple[float, float]], path: Path, *, x_label: str, y_label: str) -> None:
-    """Named points."""
-    figure = _figure(5.6, 3.8)
+def trade_off_chart(
+    points: Mapping[str, tuple[float, float]], path: Path, *, reference: str, x_label: str, y_label: str
+) -> None:
+    """Named points from 0 up, joined in the order of x; `reference` is one of them, with a line at its height."""
+    figure = _figure(6.4, 3.8)
     axes = figure.subplots()
-    for name, (x, y) in points.items():
-        axes.scatter([x], [y], color=_COLOUR)
-        axes.annotate(name, (x, y), xytext=(5, 5), textcoords="offset points")
+    axes.axhline(points[reference][1], color="grey", linewidth=1, linestyle="--")
+    others = sorted(point for name, point in points.items() if name != reference)
+    axes.plot([x for x, _ in others], [y for _, y in others], color=_COLOUR, linewidth=1, alpha=0.5)
+    for number, name in enumerate(sorted(points, key=lambda name: points[name])):
+        x, y = points[name]
+        axes.scatter([x], [y], color="grey" if name == reference else _COLOUR, zorder=3, clip_on=False)
+        side = (7, -14) if number % 2 else (7, 6)  # labels of neighbours keep clear of each other
+        axes.annotate(name, (x, y), xytext=side, textcoords="offset points")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.margins(x=0.18, y=0.18)
+    axes.margins(x=0.18, y=0.15)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     _write(figure, path)
 

@@ -1,13 +1,15 @@
 """Search for the layers that a slim verifier (VIA-SD) can do without, on the target's own chat answers.
 
-Each arm searches each size with the same budget of masks, by DIMR cost on calibration answers: `random`, the paper's
-`alternating` random and Bayesian search, `guided` (sensitivities, TPE from their ranks, then swaps), and for comparison
-masks at `even` distances and of the layers that do least harm `one at a time`. The best few of each arm are judged
-again on more calibration answers, and the best of those on held-out answers, each to other prompts. The best of each
-size is timed: what a slim pass costs of a full one here, and what share of the full passes it must save to pay. Killed,
-it goes on where it was when started again with the same flags.
+Each arm searches each size with the same budget of questions, by DIMR cost on calibration answers; a question is one
+mask on one block of --rows positions. `random`; the paper's `alternating` random and Bayesian search; `guided`
+(sensitivities, TPE from their ranks, then swaps, where every fourth question judges a leader again on a further block);
+for comparison masks at `even` distances and of the layers that do least harm `one at a time`. The finals are the same
+for every arm: its best 24 on a quarter of --final-rows, the best 6 of these on the others too. The best of each arm is
+judged on held-out answers, and `guided` compared with the others there, with 95 % intervals over prompts. No prompt
+serves for two of this. The best of each size is timed: what a slim pass costs of a full one here, and what share of
+the full passes it must save to pay. Killed, it goes on where it was when started again with the same flags.
 
-DIR gets evaluations.jsonl and finals.jsonl (every mask), mask-N.json (the best of each size, as profiles name it),
+DIR gets evaluations.jsonl and finals.jsonl (every answer), mask-N.json (the best of each size, as profiles name it),
 report.json and history.png.
 """
 
@@ -16,8 +18,9 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +33,20 @@ from jobs.plotting import step_charts
 from jobs.provenance import Provenance
 from jobs.reports import write_json
 from jobs.training import dialogues_for
+from jobs.via_rows import RowCounts, rows_of
 from serving.config import ModelDrafter
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import read_config
+from tuning.dimr import Agreement, ByDialogue, mean
+from tuning.mask_finals import Rung, difference, finals
 from tuning.mask_log import History, MaskLog, MaskSearch, Plan
-from tuning.masks import ARMS, Mask
+from tuning.mask_space import Mask, Question
+from tuning.masks import ARMS
 from tuning.search import BenchRecipe, search_masks
 from tuning.selfgen import Dialogue
-from tuning.via import MaskBench, excerpts, load_target, mask_pass_times, measured_length
+from tuning.via import each_judged, load_target, mask_pass_times, measured_length
 from tuning.via_cost import saving_verdict
-
-_FINALISTS = 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,11 +60,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids")
     p.add_argument("--tokens", type=int, default=0, help="answer tokens to self-generate beside --data")
     p.add_argument("--sizes", default="4,8", metavar="N,N", help="layers to skip, a search each (default: %(default)s)")
-    p.add_argument("--budget", type=int, default=200, help="masks of each arm and size (default: %(default)s)")
+    p.add_argument("--budget", type=int, default=200, help="questions of each arm and size (default: %(default)s)")
     p.add_argument("--arms", default=",".join(ARMS), help="default: %(default)s")
-    p.add_argument("--rows", type=int, default=384, help="positions to search on (default: %(default)s)")
-    p.add_argument("--final-rows", type=int, default=1152, help="positions for the best few (default: %(default)s)")
-    p.add_argument("--held-out-rows", type=int, default=1024, help="positions to judge on (default: %(default)s)")
+    p.add_argument("--rows", type=int, default=256, help="positions of a block (default: %(default)s)")
+    p.add_argument("--final-rows", type=int, default=4096, help="positions for the best few (default: %(default)s)")
+    p.add_argument("--held-out-rows", type=int, default=4096, help="positions to judge on (default: %(default)s)")
     p.add_argument("--cpus", type=float, default=1.0, help="of the actor that judges (default: %(default)s)")
     p.add_argument("--address", help="a Ray cluster; default: RAY_ADDRESS, or this machine")
     p.add_argument("--seed", type=int, default=0)
@@ -77,16 +82,18 @@ def main(argv: Sequence[str]) -> int:
         seed=args.seed,
         arms=_arms(args.arms),
     )
-    split = _split(args)
-    log = MaskLog(args.out / "evaluations.jsonl", _identity(args, split.calibration))
+    counts = RowCounts(args.rows, args.final_rows, args.held_out_rows)
+    rows = rows_of(dialogues_for(args, args.out / "text"), counts, seed=args.seed)
+    log = MaskLog(args.out / "evaluations.jsonl", _identity(args, rows.blocks))
     search = MaskSearch(plan, log)
-    _search(args, search, split.calibration)
+    _search(args, search, rows.blocks)
     histories = found_by(search.histories, plan.sizes, args.out)
-    _choose(args, split.final, histories)
-    held_out = _judge(BenchRecipe(args.target, args.dtype, split.held_out), histories)
+    _choose(args, rows.rungs, counts.rungs, histories)
+    held_out = _judge(args, rows.held_out, histories)
     provenance = asdict(Provenance.of("search via", argv))
-    rows = [_row(history, held_out[history.best]) for history in histories]
-    best = {size: _best(row for row in rows if row["skipped layers"] == size) for size in plan.sizes}
+    arms = [_row(history, mean(held_out[history.best])) for history in histories]
+    compared = _compared(histories, held_out)
+    best = {size: _best(row for row in arms if row["skipped layers"] == size) for size in plan.sizes}
     for size, row in best.items():
         write_json(args.out / f"mask-{size}.json", _mask(args, row, num_layers, provenance))
     costs = _costs(args, best, num_layers)
@@ -95,47 +102,32 @@ def main(argv: Sequence[str]) -> int:
         "seconds": round(log.seconds, 1),
         "masks evaluated": log.num_evaluated,
         "masks per second": round(log.num_evaluated / log.seconds, 3) if log.seconds else None,
-        "evaluations": search.num_asked,
-        "arms": rows,
+        "evaluations": sum(history.num_asked for history in search.histories),
+        "rows": {**asdict(counts), "rungs": [asdict(rung) for rung in counts.rungs]},
+        "prompts": {
+            "blocks": [len(block) for block in rows.blocks],
+            "rungs": [len(rung) for rung in rows.rungs],
+            "held_out": len(rows.held_out),
+        },
+        "arms": arms,
+        "guided less others, held out": compared,
         "costs": costs,
     }
     write_json(args.out / "report.json", report)
     _plot(histories, args.out / "history.png")
-    print(table([{name: value for name, value in row.items() if name != "skipped"} for row in rows]))
+    print(table([{name: value for name, value in row.items() if name != "skipped"} for row in arms]))
+    if compared:
+        print("", "guided less the other arm, held out, 95 % intervals over prompts:", table(compared), sep="\n")
     print("", table([{name: value for name, value in cost.items() if name != "verdict"} for cost in costs]), sep="\n")
     print(*(f"{cost['skipped layers']} layers skipped: {cost['verdict']}" for cost in costs), sep="\n")
     return 0
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Answers to search on, to choose from the best few by, and to judge on: each to other prompts."""
-
-    calibration: list[Dialogue]
-    final: list[Dialogue]
-    held_out: list[Dialogue]
-
-
-def _split(args: argparse.Namespace) -> _Split:
-    """By prompt: each prompt once, in an order drawn by the seed, first what is held out."""
-    dialogues = list({d.prompt_ids.tobytes(): d for d in dialogues_for(args, args.out / "text")}.values())
-    held_out = excerpts(dialogues, num_rows=args.held_out_rows)
-    calibration = excerpts(dialogues[len(held_out) :], num_rows=args.rows)
-    final = excerpts(dialogues[len(held_out) + len(calibration) :], num_rows=args.final_rows)
-    for flag, wanted, found in (("--rows", args.rows, calibration), ("--final-rows", args.final_rows, final)):
-        if sum(len(d.output_ids) for d in found) < wanted:
-            raise ConfigError(
-                f"{flag}: {wanted} behind {args.held_out_rows} held-out rows are more than the answers have; "
-                "add --data or --tokens, or lower one of them"
-            )
-    return _Split(calibration, final, held_out)
-
-
-def _search(args: argparse.Namespace, search: MaskSearch, dialogues: list[Dialogue]) -> None:
+def _search(args: argparse.Namespace, search: MaskSearch, blocks: Sequence[Sequence[Dialogue]]) -> None:
     """Ray is started only where the log does not hold it all."""
     if search.ask() is None:
         return
-    recipe = BenchRecipe(args.target, args.dtype, dialogues)
+    recipe = BenchRecipe(args.target, args.dtype, blocks)
     with (
         connected(args.address),
         tqdm(desc="masks", unit="mask", file=sys.stderr, dynamic_ncols=True) as bar,
@@ -167,41 +159,62 @@ def _why(out: Path) -> str:
     return f"{out / 'trials'} says why; start again with the same flags to try them again"
 
 
-def _choose(args: argparse.Namespace, dialogues: list[Dialogue], histories: Sequence[History]) -> None:
-    """Judge the best few masks of each arm again: on little data the best of many is partly luck."""
-    kept = MaskLog(args.out / "finals.jsonl", _identity(args, dialogues))
-    masks = list(dict.fromkeys(mask for history in histories for mask in history.leaders(_FINALISTS)))
-    asked = [mask for mask in masks if kept.get(mask) is None]
-    if asked:
-        bench = BenchRecipe(args.target, args.dtype, dialogues).make()
-        for mask in tqdm(asked, desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True):
-            started = time.monotonic()
-            kept.add(mask, bench.agreement(mask), time.monotonic() - started)
-    for history in histories:
-        found = {mask: kept.get(mask) for mask in history.leaders(_FINALISTS)}
-        history.final_costs = {mask: one.cost for mask, one in found.items() if one is not None}
+def _choose(
+    args: argparse.Namespace,
+    dialogues: Sequence[Sequence[Dialogue]],
+    rungs: Sequence[Rung],
+    histories: Sequence[History],
+) -> None:
+    """The finals; the target is loaded only where the log does not hold them all."""
+    log = MaskLog(args.out / "finals.jsonl", _identity(args, dialogues))
+    benches = cache(BenchRecipe(args.target, args.dtype, dialogues).make)
+    with tqdm(desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def judge(question: Question) -> None:
+            bench, started = benches()[question.block], time.monotonic()
+            log.add(question, bench.agreement(question.mask), time.monotonic() - started)
+            bar.update(1)
+
+        finals(histories, rungs, log, judge)
 
 
-def _judge(recipe: BenchRecipe, histories: Sequence[History]) -> dict[Mask, dict[str, float]]:
-    """Agreement on the held-out rows, of the best mask of each history."""
-    bench: MaskBench = recipe.make()
-    masks = list(dict.fromkeys(history.best for history in histories))
-    bar = tqdm(masks, desc="held-out", unit="mask", file=sys.stderr, dynamic_ncols=True)
-    return {mask: asdict(bench.agreement(mask)) for mask in bar}
+def _judge(args: argparse.Namespace, dialogues: list[Dialogue], histories: Sequence[History]) -> dict[Mask, ByDialogue]:
+    """Agreement on each of the held-out dialogues, of the best mask of each history."""
+    target = load_target(args.target, dtype=args.dtype, max_length=max(len(dialogue.ids) for dialogue in dialogues))
+    found: dict[Mask, list[tuple[int, Agreement]]] = {history.best: [] for history in histories}
+    with tqdm(total=len(dialogues), desc="held-out", unit="prompt", file=sys.stderr, dynamic_ncols=True) as bar:
+        for part in each_judged(target, dialogues, list(found)):
+            for mask, one in part.items():
+                found[mask] += one
+            bar.update(len(next(iter(part.values()))))
+    return dict(found)
 
 
-def _row(history: History, held_out: dict[str, float]) -> dict[str, Any]:
+def _row(history: History, held_out: Agreement) -> dict[str, Any]:
     return {
         "skipped layers": history.space.num_skipped,
         "arm": history.arm,
-        "masks": len(history.masks),
+        "asked": history.num_asked,
+        "masks": len(set(history.masks)),
         "cost": round(min(history.costs), 4),
         "final cost": round(min(history.final_costs.values()), 4),
-        "held-out cost": round(held_out["cost"], 4),
-        "held-out KL": round(held_out["kl"], 4),
-        "held-out top-1": round(held_out["top1"], 4),
+        "held-out cost": round(held_out.cost, 4),
+        "held-out KL": round(held_out.kl, 4),
+        "held-out top-1": round(held_out.top1, 4),
         "skipped": list(history.best),
     }
+
+
+def _compared(histories: Sequence[History], held_out: Mapping[Mask, ByDialogue]) -> list[dict[str, Any]]:
+    """`guided` less each other arm of its size, on the same held-out rows; empty where it did not search."""
+    found = []
+    for guided in (history for history in histories if history.arm == "guided"):
+        for other in histories:
+            if other.space == guided.space and other is not guided:
+                parts = difference(held_out[guided.best], held_out[other.best])
+                head = {"skipped layers": guided.space.num_skipped, "less": other.arm}
+                found.append(head | {name: str(interval) for name, interval in parts.items()})
+    return found
 
 
 def _best(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -246,11 +259,13 @@ def _plot(histories: Sequence[History], path: Path) -> None:
     step_charts(charts, path, x_label="masks of that size", y_label="least DIMR cost so far")
 
 
-def _identity(args: argparse.Namespace, dialogues: list[Dialogue]) -> str:
-    """Of what a cost depends on: model, dtype and texts."""
+def _identity(args: argparse.Namespace, blocks: Sequence[Sequence[Dialogue]]) -> str:
+    """Of what a cost depends on: model, dtype, and which rows of which texts are in which block."""
     digest = hashlib.sha256(json.dumps([args.target, args.dtype]).encode())
-    for dialogue in dialogues:
-        digest.update(np.asarray(dialogue.ids, dtype=np.int32).tobytes())
+    for dialogues in blocks:
+        digest.update(np.asarray([len(dialogue.prompt_ids) for dialogue in dialogues], dtype=np.int32).tobytes())
+        for dialogue in dialogues:
+            digest.update(np.asarray(dialogue.ids, dtype=np.int32).tobytes())
     return digest.hexdigest()[:16]
 
 

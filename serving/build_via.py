@@ -2,7 +2,7 @@
 
 from serving.build_drafter import warm_up
 from serving.config import Profile, ViaVerifier
-from serving.models.layer_mask import LayerMask, read_mask
+from serving.config_mask import LayerMask, read_mask
 from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import SeededSlim, slim_in_place
@@ -41,9 +41,10 @@ def build_slim(profile: Profile, config: ViaVerifier) -> RollbackModel:
 
 
 def mask_of(profile: Profile, config: ViaVerifier) -> LayerMask:
-    """The mask that a profile names. Raises ConfigError where it is for another model."""
-    num_layers = read_config(profile.target.model).get_text_config().num_hidden_layers
-    return read_mask(config.mask, model=profile.target.model, num_layers=num_layers)
+    """The mask of a profile, its file read only where none is pinned. Raises ConfigError if it is for another model."""
+    mask = config.layers or read_mask(config.mask)
+    mask.check(profile.target.model, read_config(profile.target.model).get_text_config().num_hidden_layers)
+    return mask
 
 
 def gates_of(config: ViaVerifier) -> ViaGates:

@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Self, TypeAlias
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from serving.config_mask import LayerMask, read_mask
 from serving.config_rules import Frozen as _Frozen
 from serving.config_rules import RuleConfig, StrictRule
-from serving.errors import ConfigError
+from serving.errors import ConfigError, one_line
 
 PROFILES_DIR = Path(__file__).parent / "assets" / "profiles"
 
@@ -113,11 +114,13 @@ class FullVerifier(_Frozen):
 class ViaVerifier(_Frozen):
     """VIA-SD: a slim verifier decides the easy tokens, the full target the rest; no bound on what it changes.
 
-    `mask` says which layers the slim verifier keeps: a shipped one by name, or a file that `search via` wrote.
+    `mask` says which layers the slim verifier keeps: a shipped one by name, or a file that `search via` wrote. `layers`
+    is what it says, read when the profile is loaded: a file that changes later changes no role.
     """
 
     kind: Literal["via"] = "via"
     mask: str = "smollm2-135m-via"
+    layers: LayerMask | None = None
     theta_accept: float = Field(default=0.7, gt=0.0, le=2.0, description="keep a token (tier A); above 1: never")
     theta_escalate: float = Field(default=0.5, gt=0.0, le=2.0, description="rewrite it (tier B); above 1: never")
     min_confidence: float = Field(default=0.5, ge=0.0, le=1.0, description="what tier B asks of its own token")
@@ -186,8 +189,11 @@ class Profile(_Frozen):
 
     @property
     def hash(self) -> str:
-        """16 hex digits that name everything this profile says; calibrated counts by content, files not by path."""
-        content = self.model_dump_json(exclude={"rule": {"table", "store"}})
+        """16 hex digits that name everything this profile says; counts and kept layers by content, files not by path.
+
+        Raises ConfigError for a mask that cannot be read.
+        """
+        content = pinned(self).model_dump_json(exclude={"rule": {"table", "store"}, "verifier": {"mask"}})
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
@@ -223,17 +229,17 @@ def load_profile(name_or_path: str) -> Profile:
         raise ConfigError(f"profile: {name_or_path!r} is neither a shipped profile ({shipped}) nor a file")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Profile.model_validate(values, context={"folder": path.parent.resolve()})
+        profile = Profile.model_validate(values, context={"folder": path.parent.resolve()})
     except UnicodeDecodeError:
         raise ConfigError(f"profile {path}: is no UTF-8 text") from None
     except (ValidationError, yaml.YAMLError) as error:
         raise ConfigError(f"profile {path}: {one_line(error)}") from None
+    return pinned(profile)
 
 
-def one_line(error: ValidationError | yaml.YAMLError) -> str:
-    """The first complaint of `error`, with the field it is about."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "document"
-        return f"{where}: {first['msg']} (got {str(first['input'])[:80]!r})"
-    return " ".join(str(error).split())
+def pinned(profile: Profile) -> Profile:
+    """`profile` with the layers that its mask keeps. Raises ConfigError for a mask that cannot be read."""
+    verifier = profile.verifier
+    if not isinstance(verifier, ViaVerifier) or verifier.layers is not None:
+        return profile
+    return profile.model_copy(update={"verifier": verifier.model_copy(update={"layers": read_mask(verifier.mask)})})

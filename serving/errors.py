@@ -11,6 +11,9 @@ Every error is built from its message alone (RequestError: field and message), s
 on its way through Ray.
 """
 
+import yaml
+from pydantic import ValidationError
+
 
 class DrafthouseError(Exception):
     """Base of every error a user is meant to read."""
@@ -42,3 +45,12 @@ class RequestError(DrafthouseError):
 
 class OverloadedError(DrafthouseError):
     """The queue is full; try again after a short while."""
+
+
+def one_line(error: ValidationError | yaml.YAMLError) -> str:
+    """The first complaint of `error`, with the field it is about."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "document"
+        return f"{where}: {first['msg']} (got {str(first['input'])[:80]!r})"
+    return " ".join(str(error).split())

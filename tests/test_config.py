@@ -1,5 +1,7 @@
 """Profiles: those that ship, and sentences for those that are wrong."""
 
+import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,31 @@ def test_a_table_lies_beside_its_profile_and_its_place_is_no_part_of_the_hash(tm
     other = profile.model_copy(update={"rule": profile.rule.model_copy(update={"table_hash": "1" * 16})})
     assert len(hashes) == 1
     assert other.hash not in hashes
+
+
+def test_kept_layers_are_part_of_the_hash_and_the_place_of_their_file_is_not(tmp_path: Path) -> None:
+    hashes = []
+    for number, (kept, found) in enumerate([([0, 2], 1.0), ([0, 2], 2.0), ([0, 1, 2], 2.0)]):
+        mask = tmp_path / f"{number}.json"
+        mask.write_text(json.dumps({"model": "m", "num_layers": 3, "kept": kept, "found": found}))
+        verifier = ViaVerifier(mask=str(mask))
+        hashes.append(Profile(name="a", drafter=SuffixDrafter(), verifier=verifier).hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_loaded_profile_keeps_its_layers_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    """Target and slim verifier get the same profile, wherever and whenever they start."""
+    mask, path = tmp_path / "mask.json", tmp_path / "a.yaml"
+    mask.write_text(json.dumps({"model": "m", "num_layers": 3, "kept": [0, 2]}))
+    path.write_text(f"name: a\ndrafter: {{kind: suffix}}\nverifier: {{kind: via, mask: {mask}}}")
+    before = load_profile(str(path))
+    mask.write_text(json.dumps({"model": "m", "num_layers": 3, "kept": [0, 1, 2]}))
+    after = load_profile(str(path))
+    assert before != after
+    assert before.hash != after.hash
+    travelled = pickle.loads(pickle.dumps(before))
+    mask.unlink()
+    assert travelled.verifier.layers.kept == (0, 2)
+    assert travelled.hash == before.hash
+    with pytest.raises(ConfigError, match=r"verifier.mask: .*neither a shipped mask nor a file"):
+        load_profile(str(path))

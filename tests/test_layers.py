@@ -15,7 +15,7 @@ MODULES = {
 
 LAYERS = {  # the longest matching prefix wins; a module without a layer fails
     "serving.types": 0, "serving.requests": 0, "serving.session": 0, "serving.errors": 0, "serving.config": 0,
-    "serving.config_rules": 0,
+    "serving.config_rules": 0, "serving.config_mask": 0,
     "serving.compiling": 0,
     "serving.rules": 1, "serving.memory": 1, "serving.trace": 1,
     "serving.protocols": 2, "serving.drafters": 2, "serving.verifiers": 2, "serving.decode": 2,

@@ -8,7 +8,9 @@ It is no divergence: it is zero iff q' nowhere exceeds q / max(1 - alpha, beta),
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,9 @@ class Agreement:
     cost: float
     kl: float
     top1: float
+
+
+ByDialogue: TypeAlias = Sequence[tuple[int, Agreement]]  # rows, and the means over them
 
 
 def compare(log_q: Floats, log_slim: Floats, *, alpha: float = ALPHA, beta: float = BETA) -> Agreement:
@@ -49,7 +54,7 @@ def dimr(log_q: Floats, log_slim: Floats, *, alpha: float = ALPHA, beta: float =
     return total
 
 
-def mean(parts: list[tuple[int, Agreement]]) -> Agreement:
+def mean(parts: ByDialogue) -> Agreement:
     """Of parts with so many rows each."""
     rows = sum(count for count, _ in parts)
     return Agreement(

@@ -1,7 +1,7 @@
 """The run of several mask searches on equal budgets: what was asked, what it cost, and where to go on.
 
-The log is the only truth: one JSON line a mask that was evaluated. A search that is started again asks the same
-masks in the same order and finds the answers of those that are in the log.
+The log is the only truth: one JSON line a question that was answered. A search that is started again asks the same
+questions in the same order and finds the answers of those that are in the log.
 """
 
 import json
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from serving.errors import ConfigError
 from tuning.dimr import Agreement
-from tuning.masks import ARMS, Asking, Mask, Space, least_budget
+from tuning.mask_space import Asking, Mask, Question, Space
+from tuning.masks import ARMS, least_budget
 
 _MOST_ATTEMPTS = 2
 _HOPELESS = 3  # masks in a row that could not be judged: more of them would fare no better
@@ -21,7 +22,7 @@ _HOPELESS = 3  # masks in a row that could not be judged: more of them would far
 
 @dataclass(frozen=True)
 class Plan:
-    """Each arm searches each size with at most `budget` masks. Raises ConfigError where an arm needs more."""
+    """Each arm searches each size with at most `budget` questions. Raises ConfigError where an arm needs more."""
 
     num_layers: int
     sizes: Sequence[int]
@@ -40,15 +41,15 @@ class Plan:
 
 
 class MaskLog:
-    """Masks and their agreement with the target, on disk line by line; those that could not be judged, without one.
+    """Masks on blocks of rows and their agreement with the target, on disk line by line; where it failed, without one.
 
     `identity` names model and data. Raises ConfigError for a file that has another one. `seconds` is what the
-    `num_evaluated` masks of all runs took, failed ones among them.
+    `num_evaluated` questions of all runs took, failed ones among them.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
         self._path = path
-        self._known: dict[Mask, Agreement] = {}
+        self._known: dict[Question, Agreement] = {}
         self.seconds = 0.0
         self.num_evaluated = 0
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,18 +67,18 @@ class MaskLog:
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, mask: Mask) -> Agreement | None:
-        return self._known.get(mask)
+    def get(self, question: Question) -> Agreement | None:
+        return self._known.get(question)
 
-    def add(self, mask: Mask, found: Agreement, seconds: float) -> None:
-        self._known[mask] = found
+    def add(self, question: Question, found: Agreement, seconds: float) -> None:
+        self._known[question] = found
         self._count(seconds)
-        self._append({"skipped": mask, "seconds": seconds, **asdict(found)})
+        self._append({"skipped": question.mask, "block": question.block, "seconds": seconds, **asdict(found)})
 
-    def add_failed(self, mask: Mask, seconds: float) -> None:
-        """For the record: a later run knows nothing of `mask` and asks it again."""
+    def add_failed(self, question: Question, seconds: float) -> None:
+        """For the record: a later run knows nothing of it and asks it again."""
         self._count(seconds)
-        self._append({"skipped": mask, "seconds": seconds, "failed": True})
+        self._append({"skipped": question.mask, "block": question.block, "seconds": seconds, "failed": True})
 
     def _append(self, record: dict[str, object]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -85,11 +86,11 @@ class MaskLog:
 
     def _read(self, line: str) -> None:
         record = json.loads(line)
-        mask = tuple(record["skipped"])
+        question = Question(tuple(record["skipped"]), record["block"])
         if "seconds" in record:
             self._count(record["seconds"])
         if math.isfinite(record.get("cost", math.inf)):
-            self._known[mask] = Agreement(record["cost"], record["kl"], record["top1"])
+            self._known[question] = Agreement(record["cost"], record["kl"], record["top1"])
 
     def _count(self, seconds: float) -> None:
         self.seconds += seconds
@@ -98,30 +99,34 @@ class MaskLog:
 
 @dataclass
 class History:
-    """One arm on one size: the masks of that size in the order they were asked, and their costs.
+    """One arm on one size: the masks of that size in the order they were asked, and their costs on the first block.
 
     Masks that could not be judged are no part of it, so there may be none. `final_costs` are those of its best masks on
-    more data, where they were judged again.
+    more data, where they were judged again. `num_asked` counts questions of any kind.
     """
 
     arm: str
     space: Space
+    num_asked: int = 0
     masks: list[Mask] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
     final_costs: dict[Mask, float] = field(default_factory=dict)
 
+    def take(self, question: Question, cost: float) -> None:
+        """The answer to what the arm asked."""
+        if question.block == 0 and len(question.mask) == self.space.num_skipped:
+            self.masks.append(question.mask)
+            self.costs.append(cost)
+
     def leaders(self, count: int) -> list[Mask]:
-        """The `count` masks of least cost, the best first."""
-        return sorted(self._costs, key=self._costs.__getitem__)[:count]
+        """The `count` masks of least final cost, or of least cost where none was judged again; the best first."""
+        costs = self.final_costs or dict(zip(self.masks, self.costs, strict=True))
+        return sorted(costs, key=costs.__getitem__)[:count]
 
     @property
     def best(self) -> Mask:
-        """The mask of least final cost, or of least cost where none was judged again."""
-        return min(self.final_costs, key=self.final_costs.__getitem__) if self.final_costs else self.leaders(1)[0]
-
-    @property
-    def _costs(self) -> dict[Mask, float]:
-        return dict(zip(self.masks, self.costs, strict=True))
+        """The first of the leaders."""
+        return self.leaders(1)[0]
 
     @property
     def running_best(self) -> list[float]:
@@ -133,70 +138,68 @@ class History:
 
 
 class MaskSearch:
-    """Asks one mask after the other: `ask` until it is None, `tell` what it cost, or `fail` it.
+    """Asks one question after the other: `ask` until it is None, `tell` what it cost, or `fail` it.
 
-    An arm hears of a mask that failed as of the costliest there is.
+    An arm hears of one that failed as of the costliest there is.
     """
 
     def __init__(self, plan: Plan, log: MaskLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
         self.histories: list[History] = []
-        self.num_asked = 0
-        self._pending: Mask | None = None
+        self._pending: Question | None = None
         self._asked_s = 0.0
         self._num_attempts = 0
-        self._failed: set[Mask] = set()
+        self._failed: set[Question] = set()
         self._num_failed_in_a_row = 0
-        self._masks = self._all(plan)
+        self._questions = self._all(plan)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so many masks in a row failed that something else must be wrong."""
+        """Whether so many questions in a row failed that something else must be wrong."""
         return self._num_failed_in_a_row >= _HOPELESS
 
-    def ask(self) -> Mask | None:
-        """The next mask that no one knows the cost of; the same one until it is told, or has failed twice."""
+    def ask(self) -> Question | None:
+        """The next question that no one knows the answer to; the same one until it is told, or has failed twice."""
         if self._pending is None:
-            self._pending = next(self._masks, None)
+            self._pending = next(self._questions, None)
             self._asked_s = self._clock()
             self._num_attempts = 0
         return self._pending
 
-    def tell(self, mask: Mask, found: Agreement) -> None:
-        self._log.add(mask, found, self._clock() - self._asked_s)
+    def tell(self, question: Question, found: Agreement) -> None:
+        self._log.add(question, found, self._clock() - self._asked_s)
         self._num_failed_in_a_row = 0
         self._pending = None
 
-    def fail(self, mask: Mask) -> None:
-        """`mask` could not be judged: it is asked once more, then given up."""
+    def fail(self, question: Question) -> None:
+        """It could not be judged: it is asked once more, then given up."""
         self._num_attempts += 1
         if self._num_attempts == _MOST_ATTEMPTS:
-            self._log.add_failed(mask, self._clock() - self._asked_s)
-            self._failed.add(mask)
+            self._log.add_failed(question, self._clock() - self._asked_s)
+            self._failed.add(question)
             self._num_failed_in_a_row += 1
             self._pending = None
 
-    def _all(self, plan: Plan) -> Iterator[Mask]:
+    def _all(self, plan: Plan) -> Iterator[Question]:
         for size in plan.sizes:
             for arm in plan.arms:
                 space = Space(plan.num_layers, size)
                 self.histories.append(History(arm, space))
                 yield from self._run(ARMS[arm](space, plan.budget, plan.seed), self.histories[-1])
 
-    def _run(self, asking: Asking, history: History) -> Iterator[Mask]:
+    def _run(self, asking: Asking, history: History) -> Iterator[Question]:
         """Yields what is not in the log; by the time it goes on, it is, or has failed."""
-        mask = next(asking, None)
-        while mask is not None:
-            if self._log.get(mask) is None and mask not in self._failed:
-                yield mask
-            found = self._log.get(mask)
-            assert found is not None or mask in self._failed, "asked and not told"
-            self.num_asked += 1
-            if found is not None and len(mask) == history.space.num_skipped:
-                history.masks.append(mask)
-                history.costs.append(found.cost)
+        question = next(asking, None)
+        while question is not None:
+            if self._log.get(question) is None and question not in self._failed:
+                yield question
+            found = self._log.get(question)
+            assert found is not None or question in self._failed, "asked and not told"
+            history.num_asked += 1
+            if found is not None:
+                history.take(question, found.cost)
             try:
-                mask = asking.send(math.inf if found is None else found.cost)
+                question = asking.send(math.inf if found is None else found.cost)
             except StopIteration:
-                mask = None
+                question = None

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from serving.config import one_line
-from serving.errors import ConfigError
+from serving.errors import ConfigError, one_line
 
 
 class Prompt(BaseModel):

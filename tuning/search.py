@@ -1,4 +1,4 @@
-"""Mask searches as Ray Tune trials: one mask a trial, on an actor that keeps the target loaded from trial to trial.
+"""Mask searches as Ray Tune trials: one question a trial, on an actor that keeps the target loaded from trial to trial.
 
 The search's own log decides what is asked next, so a killed run goes on where it was, whatever Tune remembers.
 """
@@ -17,7 +17,7 @@ from ray.tune.search import Searcher
 
 from tuning.dimr import Agreement
 from tuning.mask_log import MaskSearch
-from tuning.masks import Mask
+from tuning.mask_space import Question
 from tuning.selfgen import Dialogue
 from tuning.via import MaskBench, load_target
 
@@ -28,15 +28,17 @@ _METRIC = "cost"
 
 @dataclass(frozen=True)
 class BenchRecipe:
-    """What an actor needs to judge masks: the target by name, and the texts."""
+    """What an actor needs to judge masks: the target by name, and the texts of each block of rows."""
 
     model: str
     dtype: str
-    dialogues: Sequence[Dialogue]
+    blocks: Sequence[Sequence[Dialogue]]
 
-    def make(self) -> MaskBench:
-        longest = max(len(dialogue.ids) for dialogue in self.dialogues)
-        return MaskBench(load_target(self.model, dtype=self.dtype, max_length=longest), self.dialogues)
+    def make(self) -> list[MaskBench]:
+        """One a block, on one target."""
+        longest = max(len(dialogue.ids) for dialogues in self.blocks for dialogue in dialogues)
+        target = load_target(self.model, dtype=self.dtype, max_length=longest)
+        return [MaskBench(target, dialogues) for dialogues in self.blocks]
 
 
 def search_masks(
@@ -62,18 +64,19 @@ def search_masks(
 
 
 class _MaskTrial(tune.Trainable):
-    """Judges config["skipped"] in one step; reused, so the target is loaded once an actor."""
+    """Judges config["skipped"] on block config["block"] in one step; reused, so the target is loaded once an actor."""
 
     def setup(self, config: dict[str, Any], recipe: BenchRecipe) -> None:  # type: ignore[override]
-        self._bench = recipe.make()
-        self._skipped = _mask(config)
+        self._benches = recipe.make()
+        self._question = _question(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._skipped = _mask(new_config)
+        self._question = _question(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
-        return {**asdict(self._bench.agreement(self._skipped)), "done": True}
+        found = self._benches[self._question.block].agreement(self._question.mask)
+        return {**asdict(found), "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing to keep: the search has its own log."""
@@ -89,7 +92,7 @@ class _Asking(Searcher):
         super().__init__(metric=_METRIC, mode="min")
         self._search = search
         self._on_mask = on_mask
-        self._running: dict[str, Mask] = {}
+        self._running: dict[str, Question] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps a pickle of its settings, which nothing here restores from: a running search is no part of it."""
@@ -99,20 +102,20 @@ class _Asking(Searcher):
         return self  # there is one search, whoever copies the settings
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        mask = None if self._search.is_hopeless else self._search.ask()
-        if mask is None:
+        question = None if self._search.is_hopeless else self._search.ask()
+        if question is None:
             return cast("dict[str, Any]", Searcher.FINISHED)  # a string that means the end
-        self._running[trial_id] = mask
-        return {"skipped": list(mask)}
+        self._running[trial_id] = question
+        return {"skipped": list(question.mask), "block": question.block}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """A mask whose cost is no number could not be judged."""
-        mask = self._running.pop(trial_id)
+        question = self._running.pop(trial_id)
         if result is None or error or not math.isfinite(result[_METRIC]):
-            log.warning("trial %s: the mask that skips %s could not be judged", trial_id, mask)
-            self._search.fail(mask)
+            log.warning("trial %s: %s could not be judged", trial_id, question)
+            self._search.fail(question)
             return
-        self._search.tell(mask, Agreement(result["cost"], result["kl"], result["top1"]))
+        self._search.tell(question, Agreement(result["cost"], result["kl"], result["top1"]))
         self._on_mask()
 
     def save(self, checkpoint_path: str) -> None:
@@ -122,8 +125,8 @@ class _Asking(Searcher):
         """Nothing was saved."""
 
 
-def _mask(config: dict[str, Any]) -> Mask:
-    return tuple(config["skipped"])
+def _question(config: dict[str, Any]) -> Question:
+    return Question(tuple(config["skipped"]), config["block"])
 
 
 def _name(trial: Trial) -> str:

@@ -6,43 +6,62 @@ The target is loaded once. Its own rows for every scored position are computed o
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from serving.build_drafter import build_drafter
+from serving.build_via import mask_of
 from serving.config import Profile, ViaVerifier
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.layer_mask import read_mask
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import slim_in_place
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import DraftRequest, ScoreRequest
 from serving.types import Floats, Ids
-from tuning.dimr import Agreement, compare, mean
-from tuning.masks import Mask
+from tuning.dimr import Agreement, ByDialogue, compare, mean
+from tuning.mask_space import Mask
 from tuning.selfgen import Dialogue
 from tuning.via_cost import PassTimes
 
 _PREFILL = 4096
 _CONTEXT = 128
 _TIMINGS = 15
+_BATCH = 16  # dialogues
 
 
-def excerpts(dialogues: Sequence[Dialogue], *, num_rows: int, max_output: int = 96) -> list[Dialogue]:
-    """The beginnings of as many dialogues as give `num_rows` scored positions, at most `max_output` from each."""
+@dataclass(frozen=True)
+class Cut:
+    """Which part of an answer becomes rows: `length` tokens that begin anywhere within its first `reach`.
+
+    What stands before them is context, which each model reads by itself. So a row late in an answer costs the reading
+    of it, and few rows of each of many answers say more than many rows of a few, whose errors go together.
+    """
+
+    length: int = 32
+    reach: int = 96
+
+    def apply(self, dialogue: Dialogue, rng: np.random.Generator) -> Dialogue:
+        """The part as the output, what stands before it as the prompt."""
+        latest = min(self.reach, len(dialogue.output_ids)) - self.length
+        start = int(rng.integers(0, max(0, latest) + 1))
+        context = np.concatenate([dialogue.prompt_ids, dialogue.output_ids[:start]])
+        return Dialogue(context, dialogue.output_ids[start : start + self.length])
+
+
+def excerpts(dialogues: Iterator[Dialogue], cut: Cut, *, num_rows: int, seed: int) -> list[Dialogue]:
+    """One excerpt of each of as many dialogues as give `num_rows` rows, fewer where they end; takes no more of them."""
+    rng = np.random.default_rng(seed)
     taken: list[Dialogue] = []
     left = num_rows
-    for dialogue in dialogues:
-        if left <= 0:
-            break
-        output = dialogue.output_ids[: min(max_output, left)]
-        if len(output):
-            taken.append(Dialogue(dialogue.prompt_ids, output))
-            left -= len(output)
+    while left > 0 and (dialogue := next(dialogues, None)) is not None:
+        part = cut.apply(dialogue, rng)
+        if len(part.output_ids):
+            taken.append(Dialogue(part.prompt_ids, part.output_ids[:left]))
+            left -= len(taken[-1].output_ids)
     return taken
 
 
@@ -80,14 +99,16 @@ class MaskBench:
         return sum(len(rows) for rows in self._rows)
 
     def agreement(self, skipped: Mask) -> Agreement:
-        """Of the target without the layers `skipped` with the whole one. Texts that begin alike share that part."""
+        """Of the target without the layers `skipped` with the whole one."""
+        return mean(self.by_dialogue(skipped))
+
+    def by_dialogue(self, skipped: Mask) -> ByDialogue:
+        """For each dialogue its rows and the agreement on them. Texts that begin alike share that part."""
         slim = self.slim(skipped)
-        return mean(
-            [
-                (len(rows), compare(rows, _log_probs(slim, dialogue)))
-                for dialogue, rows in zip(self._dialogues, self._rows, strict=True)
-            ]
-        )
+        return [
+            (len(rows), compare(rows, _log_probs(slim, dialogue)))
+            for dialogue, rows in zip(self._dialogues, self._rows, strict=True)
+        ]
 
     def slim(self, skipped: Mask) -> PackedLM:
         """The target without the layers `skipped`, on its own weights, in rows that all masks of a size share."""
@@ -99,6 +120,15 @@ class MaskBench:
         for row in self._stores[shapes].rows:
             row.length = 0  # of another mask
         return self._target.with_decoder(decoder, self._stores[shapes], with_logsumexp=False)
+
+
+def each_judged(
+    target: PackedLM, dialogues: Sequence[Dialogue], masks: Sequence[Mask]
+) -> Iterator[dict[Mask, ByDialogue]]:
+    """The agreement of each mask on each dialogue, batch by batch: rows of the whole target are held for one only."""
+    for start in range(0, len(dialogues), _BATCH):
+        bench = MaskBench(target, dialogues[start : start + _BATCH])
+        yield {mask: bench.by_dialogue(mask) for mask in masks}
 
 
 def _log_probs(model: PackedLM, dialogue: Dialogue) -> Floats:
@@ -143,12 +173,12 @@ def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
     """Of the target and the slim verifier of `profile`, as `mask_pass_times`, and of a token of its drafter."""
     assert isinstance(profile.verifier, ViaVerifier)
     target = load_target(profile.target.model, dtype=profile.target.dtype, max_length=profile.engine.max_length)
-    mask = read_mask(profile.verifier.mask, model=profile.target.model, num_layers=len(target.store.shapes))
     drafter = build_drafter(profile, features=target)
     drafting = DraftRequest("measure", _measured_ids(0), _CONTEXT // 2, profile.max_draft)
     draft = _Work("draft", 0, lambda: drafter.start([drafting]).result())
-    seconds = _medians([draft, *_passes(target, slim_in_place(target, mask.kept), rows)])
-    return _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
+    seconds = _medians([draft, *_passes(target, slim_in_place(target, mask_of(profile, profile.verifier).kept), rows)])
+    times = _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
+    return replace(times, is_seeded=profile.verifier.seed_from_full)
 
 
 def mask_pass_times(target: PackedLM, kept: Sequence[int], rows: Sequence[int]) -> PassTimes:

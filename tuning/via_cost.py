@@ -1,11 +1,12 @@
 """When a middle tier pays: counted passes times measured seconds, against strict speculation with the same drafter.
 
 A strict round costs a draft and a full pass. With a slim verifier it costs a draft and a slim pass, and where the
-block is escalated a full pass over everything that the target has not seen, on top.
+block is escalated a full pass over everything that the target has not seen, on top. Prompts are read once more, by the
+slim verifier, in passes of many rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.decode.costs import CostModel
 from serving.decode.stats import EngineStats
@@ -13,11 +14,21 @@ from serving.decode.stats import EngineStats
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds by rows of one session: a full pass, a slim one, and one drafted token (0 where none was measured)."""
+    """Seconds by rows of one session: a full pass, a slim one; of one drafted token, 0 where none was measured.
+
+    `is_seeded`: the slim verifier starts from the target's KV and reads no prompts.
+    """
 
     full: Mapping[int, float]
     slim: Mapping[int, float]
     draft_s: float = 0.0
+    is_seeded: bool = False
+
+    @property
+    def reading_s(self) -> float:
+        """Of the slim verifier, a prompt token: a row of the largest pass."""
+        most = max(self.slim)
+        return 0.0 if self.is_seeded else self.slim[most] / most
 
     @property
     def slim_ratio(self) -> float:
@@ -29,9 +40,8 @@ class PassTimes:
     def flat(self) -> "PassTimes":
         """The same where a pass costs the same for few rows as for one: bound by reading the weights."""
         one = min(self.full)
-        return PassTimes(
-            dict.fromkeys(self.full, self.full[one]), dict.fromkeys(self.slim, self.slim[one]), self.draft_s
-        )
+        full, slim = dict.fromkeys(self.full, self.full[one]), dict.fromkeys(self.slim, self.slim[one])
+        return replace(self, full=full, slim=slim)
 
 
 @dataclass(frozen=True)
@@ -41,33 +51,42 @@ class Modelled:
     full_ms: float
     slim_ms: float
     draft_ms: float
+    reading_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:
-        return self.full_ms + self.slim_ms + self.draft_ms
+        return self.full_ms + self.slim_ms + self.draft_ms + self.reading_ms
 
 
 def modelled(stats: EngineStats, times: PassTimes) -> Modelled:
-    """Of a run with `stats`."""
+    """Of a run with `stats`: its passes and drafts, and what the slim verifier takes to read its prompts.
+
+    What the target takes for them is left out, for every run has that; shared prefixes count as if they were read.
+    """
     full = _passes_s(stats.target_passes, stats.target_rows, times.full)
     slim = _passes_s(stats.slim_passes, stats.slim_rows, times.slim)
     scale = 1000.0 / max(1, stats.emitted)
-    return Modelled(scale * full, scale * slim, scale * stats.drafted * times.draft_s)
+    reading = stats.prompt_tokens * times.reading_s if stats.slim_passes else 0.0
+    return Modelled(scale * full, scale * slim, scale * stats.drafted * times.draft_s, scale * reading)
 
 
 def break_even(strict: Modelled, via: Modelled) -> float | None:
-    """By what factor slim passes would have to be cheaper (< 1) or could be dearer (> 1) for both to cost the same.
+    """What the slim verifier's work would have to cost of what it does for both to cost the same.
 
     None where the full passes and drafts of the three tiers alone cost more than strict does.
     """
     left = strict.total_ms - via.full_ms - via.draft_ms
-    return left / via.slim_ms if via.slim_ms > 0 and left > 0 else None
+    slim_ms = via.slim_ms + via.reading_ms
+    return left / slim_ms if slim_ms > 0 and left > 0 else None
 
 
 def verdict(strict: Modelled, via: Modelled, times: PassTimes) -> str:
     """One sentence for the user."""
     change = via.total_ms / strict.total_ms
-    says = f"{via.total_ms:.2f} ms a token against {strict.total_ms:.2f} strict ({1 / change:.2f}x the speed)"
+    says = (
+        f"{via.total_ms:.2f} ms a token, {via.reading_ms:.2f} of it for the slim tier to read prompts, "
+        f"against {strict.total_ms:.2f} strict ({1 / change:.2f}x the speed)"
+    )
     factor = break_even(strict, via)
     if factor is None:
         return f"the middle tier does not pay: {says}; it would not even if slim passes were free"
@@ -94,12 +113,13 @@ def least_saving(times: PassTimes, rows: int) -> float | None:
 
 
 def saving_verdict(times: PassTimes, rows: int) -> str:
-    """`least_saving` as a sentence for the user."""
+    """`least_saving` as a sentence for the user, with what it leaves out: it depends on prompts and answers."""
     share = least_saving(times, rows)
+    reading = f"; besides it reads every prompt, {1000 * times.reading_s:.2f} ms a token"
     says = f"a slim pass of {rows} rows costs {times.slim[rows] / times.full[rows]:.2f} of a full one here"
     if share is None:
-        return f"{says}: the middle tier does not pay, however many full passes it saves"
-    return f"{says}: the middle tier pays if it saves more than {share:.0%} of the full passes"
+        return f"{says}: the middle tier does not pay, however many full passes it saves{reading}"
+    return f"{says}: the middle tier pays if it saves more than {share:.0%} of the full passes{reading}"
 
 
 def _passes_s(passes: int, rows: int, seconds: Mapping[int, float]) -> float:

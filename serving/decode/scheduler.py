@@ -175,7 +175,7 @@ class Scheduler:
             session_id = run.session.request_id
             done = settle(proposal, result, run.text, degraded=self.degraded)
             self.stats.count_draft(proposal.draft, num_accepted=done.num_accepted, num_emitted=len(done.chunk.ids))
-            self.stats.count_mismatches(result.verdict, done.emitted, is_greedy=run.session.sampling.is_greedy)
+            self.stats.count_mismatches(result, done.emitted, is_greedy=run.session.sampling.is_greedy)
             self.stats.count_tiers(done.tiers)
             settled.append((run, done))
             if session_id in drafted.drafts:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from serving.decode.tiers import TierCounts
 from serving.memory.drift import NUM_BINS, bin_of
-from serving.types import Draft, DraftSource, Verdict
+from serving.types import Draft, DraftSource, Verdict, Verified
 
 Snapshot: TypeAlias = dict[str, float | list[int] | dict[DraftSource, int]]
 
@@ -22,8 +22,8 @@ class EngineStats:
     `slim_passes` and `slim_rows` are a slim verifier's. `replaced` are drafted tokens whose place another one took,
     `audit_regret` is in nats. Of lossy rules: accepted mismatches (exceptions), those whose pair a memory knew
     (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts
-    greedy blocks by the regret at which strict would have ended them (`memory.drift`). `draft_limit` is no sum: the
-    mean K that sessions were allowed in the last round.
+    greedy blocks of the target alone by the regret at which strict would have ended them (`memory.drift`).
+    `draft_limit` is no sum: the mean K that sessions were allowed in the last round.
     """
 
     rounds: int = 0
@@ -75,17 +75,18 @@ class EngineStats:
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
-    def count_mismatches(self, judged: Verdict, emitted: Verdict, *, is_greedy: bool) -> None:
+    def count_mismatches(self, judged: Verified, emitted: Verdict, *, is_greedy: bool) -> None:
         """One settled proposal: what strict would have refused first, and what was accepted all the same.
 
-        The histogram has what calibration counts: emitted and greedy, for a sample differs by chance, and finite.
+        The histogram has what calibration counts: emitted and finite; greedy, for a sample differs by chance; and of
+        blocks that the target judged alone, for what a slim verifier hands on is what it finds hard.
         """
-        if is_greedy and emitted.seen and math.isfinite(emitted.seen[0].regret):
+        if is_greedy and judged.slim is None and emitted.seen and math.isfinite(emitted.seen[0].regret):
             self.first_mismatches[bin_of(emitted.seen[0].regret)] += 1
         self.exceptions += len(emitted.exceptions)
         self.rescues += sum(one.count > 0 for one in emitted.exceptions)
         self.regret_spent += sum(one.regret for one in emitted.exceptions)
-        self.exhausted += judged.is_exhausted
+        self.exhausted += judged.verdict.is_exhausted
 
     def count_tiers(self, counts: TierCounts) -> None:
         """By whom the same proposal was decided."""

@@ -132,7 +132,10 @@ RESCUES = Metric("drafthouse_rescues", "counter", "exceptions whose pair the cor
 REGRET = Metric("drafthouse_regret_nats", "counter", "regret of the exceptions, in nats", "profile")
 EXHAUSTED = Metric("drafthouse_budget_exhausted", "counter", "blocks that ended for want of budget alone", "profile")
 FIRST_MISMATCHES = Metric(
-    "drafthouse_first_mismatches", "counter", "blocks by the `regret` at which strict would have ended them", "regret"
+    "drafthouse_first_mismatches",
+    "counter",
+    "blocks by the `regret` at which strict would have ended them; none a slim verifier saw",
+    "regret",
 )
 DRIFT = Metric(
     "drafthouse_calibration_drift",

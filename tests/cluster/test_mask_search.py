@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jobs.__main__ import main
-from serving.models.layer_mask import read_mask
+from serving.config_mask import read_mask
 from serving.types import as_ids
 from tuning.selfgen import Dialogue, write_dialogues
 
@@ -41,7 +41,7 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("data") / "dialogues.parquet"
-    texts = [rng.integers(100, 900, 30) for _ in range(8)]
+    texts = [rng.integers(100, 900, 30) for _ in range(24)]
     write_dialogues(path, [Dialogue(as_ids(ids[:10]), as_ids(ids[10:])) for ids in texts])
     return path
 
@@ -49,24 +49,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["search", "via", "--target", deep_model, "--dtype", "float32", "--data", str(data), "--out", str(out)]
-    flags += ["--sizes", "2", "--rows", "40", "--held-out-rows", "40", "--final-rows", "40", "--budget", "8"]
+    flags += ["--sizes", "2", "--rows", "32", "--held-out-rows", "40", "--final-rows", "40", "--budget", "8"]
     assert main(flags) == 0
     log = (out / "evaluations.jsonl").read_text()
     report = json.loads((out / "report.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["even", "one at a time", "guided", "random", "alternating"]
-    skipped = [json.loads(line)["skipped"] for line in log.splitlines()[1:]]
-    assert len({tuple(one) for one in skipped}) == len(skipped)
+    asked = [json.loads(line) for line in log.splitlines()[1:]]
+    assert len({(*one["skipped"], -one["block"]) for one in asked}) == len(asked)
     best = min((row for row in report["arms"]), key=lambda row: row["final cost"])
-    mask = read_mask(str(out / "mask-2.json"), model=deep_model, num_layers=NUM_LAYERS)
+    mask = read_mask(str(out / "mask-2.json"))
+    mask.check(deep_model, NUM_LAYERS)
     assert list(mask.skipped) == best["skipped"]
     assert (out / "history.png").stat().st_size > 1000
     (costs,) = report["costs"]
     assert all(costs[f"slim/full, {rows} rows"] > 0.0 for rows in (1, 5, 20))
     assert "the middle tier" in costs["verdict"]
-    assert report["masks evaluated"] == len(skipped)
-    assert report["masks per second"] == pytest.approx(len(skipped) / report["seconds"], rel=0.1)
+    assert report["masks evaluated"] == len(asked)
+    assert report["masks per second"] == pytest.approx(len(asked) / report["seconds"], rel=0.1)
     finals = (out / "finals.jsonl").read_text()
-    assert 1 < len(finals.splitlines()) - 1 <= 16 * len(report["arms"])
+    assert 1 < len(finals.splitlines()) - 1 <= (24 + 6) * len(report["arms"])
+    others = [row["less"] for row in report["guided less others, held out"]]
+    assert others == ["even", "one at a time", "random", "alternating"]
     assert main(flags) == 0  # everything is in the log: nothing is asked, no Ray is started
     assert (out / "evaluations.jsonl").read_text() == log
     assert (out / "finals.jsonl").read_text() == finals
@@ -81,8 +84,8 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
         (["--sizes", "two"], "numbers separated by commas"),
         (["--arms", "magic"], "none of even"),
         (["--budget", "4"], "needs at least 5 masks"),
-        (["--rows", "4000"], "--rows: 4000 behind 1024 held-out rows"),
-        (["--rows", "20", "--held-out-rows", "20", "--final-rows", "4000"], "--final-rows: 4000 behind"),
+        (["--rows", "4000", "--held-out-rows", "20", "--final-rows", "20"], "--rows: 4000 positions"),
+        (["--rows", "20", "--held-out-rows", "20", "--final-rows", "4000"], "--final-rows: 1000 positions"),
     ],
 )
 def test_a_wrong_flag_is_one_line(deep_model: str, data: Path, tmp_path: Path, flags, said, capsys) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from serving.config_mask import read_mask
 from serving.errors import ConfigError, ModelError
 from serving.models.hf_decoder import HFDecoder
-from serving.models.layer_mask import read_mask
 from serving.models.loading import LoadOptions, load_packed_lm, plan_memory, read_config
 from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder, supports
@@ -150,7 +150,8 @@ def test_rows_seeded_from_the_full_model_are_its_own_at_the_kept_layers() -> Non
 
 
 def test_the_shipped_mask_is_for_the_embedded_model_and_keeps_its_ends() -> None:
-    mask = read_mask("smollm2-135m-via", model="smollm2-135m-instruct", num_layers=30)
+    mask = read_mask("smollm2-135m-via")
+    mask.check("smollm2-135m-instruct", 30)
     assert (mask.kept[0], mask.kept[-1]) == (0, 29)
 
 
@@ -169,4 +170,4 @@ def test_a_bad_mask_is_refused_by_name(tmp_path: Path, content: object, complain
     path = tmp_path / "mask.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ConfigError, match=complaint):
-        read_mask(str(path), model="m", num_layers=3)
+        read_mask(str(path)).check("m", 3)

@@ -1,5 +1,6 @@
 """Mask searches on costs that are known: what they ask, that they resume, and that guidance pays."""
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from serving.errors import ConfigError
 from tuning.dimr import Agreement
 from tuning.mask_log import History, MaskLog, MaskSearch, Plan
-from tuning.masks import ARMS, Mask, Space
+from tuning.mask_space import NUM_BLOCKS, Mask, Question, Space
+from tuning.masks import ARMS
 
 NUM_LAYERS, SIZE, BUDGET = 16, 5, 60
 HARM = np.random.default_rng(3).random(NUM_LAYERS)
@@ -27,11 +29,11 @@ def plan(**fields: object) -> Plan:
     return Plan(**values | fields)  # type: ignore[arg-type]
 
 
-def run(search: MaskSearch, *, stop_after: int | None = None) -> list[Mask]:
-    asked: list[Mask] = []
-    while (mask := search.ask()) is not None and len(asked) != stop_after:
-        asked.append(mask)
-        search.tell(mask, Agreement(cost(mask), 0.0, 1.0))
+def run(search: MaskSearch, *, stop_after: int | None = None) -> list[Question]:
+    asked: list[Question] = []
+    while (question := search.ask()) is not None and len(asked) != stop_after:
+        asked.append(question)
+        search.tell(question, Agreement(cost(question.mask), 0.0, 1.0))
     return asked
 
 
@@ -56,6 +58,41 @@ def test_no_arm_exceeds_the_budget(histories: dict[str, History]) -> None:
     assert len(histories["random"].masks) == len(histories["alternating"].masks) == BUDGET
     assert len(histories["guided"].masks) <= BUDGET - sensitivities
     assert len(histories["even"].masks) == len(histories["one at a time"].masks) == 1
+
+
+def test_what_is_judged_again_is_of_the_budget_and_on_another_block(tmp_path: Path) -> None:
+    search = MaskSearch(plan(arms=("guided", "random")), MaskLog(tmp_path / "log.jsonl", "toy"))
+    asked = run(search)
+    guided, rand = search.histories
+    assert guided.num_asked == rand.num_asked == BUDGET
+    again = [question for question in asked if question.block]
+    assert len(again) == (BUDGET - (NUM_LAYERS - 2)) * 2 // 3 // 4
+    for place, question in enumerate(asked):
+        assert question.block < NUM_BLOCKS
+        if question.block:  # the blocks before it were asked first
+            assert Question(question.mask, question.block - 1) in asked[:place]
+    assert len(guided.masks) == BUDGET - (NUM_LAYERS - 2) - len(again)
+
+
+def noisy(question: Question, seed: int) -> float:
+    """What a few rows say: blocks differ, and a mask has its luck on each."""
+    luck = np.random.default_rng((seed, question.block, *question.mask)).normal(0.0, 0.15)
+    return cost(question.mask) * float(np.exp(luck)) * (1.0 + 0.3 * question.block)
+
+
+def test_guidance_beats_chance_where_few_rows_mislead() -> None:
+    """By the true cost of each arm's best three, as finals on many rows would choose among them."""
+    space, found = Space(NUM_LAYERS, SIZE), {"guided": 0.0, "random": 0.0}
+    for seed, arm in itertools.product(range(8), found):
+        history = History(arm, space)
+        asking = ARMS[arm](space, BUDGET, seed)
+        question = next(asking)
+        with contextlib.suppress(StopIteration):
+            while True:
+                history.take(question, noisy(question, seed))
+                question = asking.send(noisy(question, seed))
+        found[arm] += min(cost(mask) for mask in history.leaders(3)) / 8
+    assert found["guided"] < 0.9 * found["random"]
 
 
 def test_guidance_beats_chance_and_what_is_best_alone(histories: dict[str, History]) -> None:
@@ -86,18 +123,18 @@ def test_case_39_a_larger_budget_goes_on_and_never_gets_worse(tmp_path: Path) ->
     assert min(large.histories[0].costs) <= min(small.histories[0].costs)
 
 
-def run_with_failures(search: MaskSearch, *, attempts: int) -> dict[Mask, int]:
-    """Every third mask fails `attempts` times before it is judged; returns how often each was asked."""
-    asked: dict[Mask, int] = {}
-    bad: set[Mask] = set()
-    while (mask := search.ask()) is not None:
-        if mask not in asked and len(asked) % 3 == 2:
-            bad.add(mask)
-        asked[mask] = asked.get(mask, 0) + 1
-        if mask in bad and asked[mask] <= attempts:
-            search.fail(mask)
+def run_with_failures(search: MaskSearch, *, attempts: int) -> dict[Question, int]:
+    """Every third question fails `attempts` times before it is judged; returns how often each was asked."""
+    asked: dict[Question, int] = {}
+    bad: set[Question] = set()
+    while (question := search.ask()) is not None:
+        if question not in asked and len(asked) % 3 == 2:
+            bad.add(question)
+        asked[question] = asked.get(question, 0) + 1
+        if question in bad and asked[question] <= attempts:
+            search.fail(question)
         else:
-            search.tell(mask, Agreement(cost(mask), 0.0, 1.0))
+            search.tell(question, Agreement(cost(question.mask), 0.0, 1.0))
     return asked
 
 
@@ -113,16 +150,16 @@ def test_case_42_a_mask_that_fails_once_is_judged_at_the_second_try(tmp_path: Pa
 def test_case_42_a_mask_that_fails_twice_has_no_cost_and_is_tried_again_by_a_later_run(tmp_path: Path) -> None:
     search = MaskSearch(plan(arms=("guided", "random")), MaskLog(tmp_path / "log.jsonl", "toy"))
     asked = run_with_failures(search, attempts=2)
-    failed = {mask for mask, count in asked.items() if count == 2}
+    failed = {question for question, count in asked.items() if count == 2}
     assert failed
     for history in search.histories:
         assert np.isfinite(history.costs).all()
-        assert not failed & set(history.masks)
+        assert not failed & {Question(mask) for mask in history.masks}
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()[1:]]
-    assert {tuple(line["skipped"]) for line in lines if line.get("failed")} == failed
+    assert {Question(tuple(line["skipped"]), line["block"]) for line in lines if line.get("failed")} == failed
     assert all("cost" not in line for line in lines if line.get("failed"))
     again = run(MaskSearch(plan(arms=("guided", "random")), MaskLog(tmp_path / "log.jsonl", "toy")))
-    assert again[0] == next(mask for mask, count in asked.items() if count == 2)
+    assert again[0] == next(question for question, count in asked.items() if count == 2)
 
 
 def test_a_search_in_which_everything_fails_says_so_early(tmp_path: Path) -> None:
@@ -130,9 +167,9 @@ def test_a_search_in_which_everything_fails_says_so_early(tmp_path: Path) -> Non
     for _ in range(3):
         assert not search.is_hopeless
         for _ in range(2):
-            mask = search.ask()
-            assert mask is not None
-            search.fail(mask)
+            question = search.ask()
+            assert question is not None
+            search.fail(question)
     assert search.is_hopeless
     assert search.histories[0].masks == []
 
@@ -153,15 +190,15 @@ def test_a_log_of_other_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_even_masks_are_even() -> None:
-    assert list(ARMS["even"](Space(11, 3), 1, 0)) == [(3, 5, 7)]
-    assert list(ARMS["even"](Space(11, 6), 1, 0)) == [(1, 2, 4, 6, 8, 9)]
+    assert list(ARMS["even"](Space(11, 3), 1, 0)) == [Question((3, 5, 7))]
+    assert list(ARMS["even"](Space(11, 6), 1, 0)) == [Question((1, 2, 4, 6, 8, 9))]
 
 
 @pytest.mark.parametrize("num_layers", [3, 4, 6, 11, 30])
 def test_even_masks_have_their_size_whatever_it_is(num_layers: int) -> None:
     for size in range(1, num_layers - 1):
         space = Space(num_layers, size)
-        (mask,) = ARMS["even"](space, 1, 0)
+        ((mask, _),) = ARMS["even"](space, 1, 0)
         assert len(set(mask)) == size
         assert set(mask) <= set(space.candidates)
         assert list(mask) == sorted(mask)

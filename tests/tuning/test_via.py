@@ -1,5 +1,7 @@
 """Masks judged in place against cached rows, what an output is worth, and when a middle tier pays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tests.models.test_packed_lm import make_lm, random_ids, stock_logits
 from tests.models.test_slim import deep, without_layers
 from tuning.dimr import compare
 from tuning.selfgen import Dialogue
-from tuning.via import Fidelity, MaskBench, excerpts, fidelity, mask_pass_times
+from tuning.via import Cut, Fidelity, MaskBench, excerpts, fidelity, mask_pass_times
 from tuning.via_cost import PassTimes, break_even, least_saving, modelled, saving_verdict, verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,8 +49,23 @@ def test_a_mask_is_judged_as_the_stock_model_without_its_layers_would_be() -> No
 
 def test_excerpts_have_as_many_rows_as_are_asked_for() -> None:
     dialogues = [dialogue(seed, num_output=30) for seed in range(5)]
-    taken = excerpts(dialogues, num_rows=50, max_output=20)
+    supply = iter(dialogues)
+    taken = excerpts(supply, Cut(length=20, reach=96), num_rows=50, seed=0)
     assert [len(one.output_ids) for one in taken] == [20, 20, 10]
+    assert list(supply) == dialogues[3:]
+
+
+def test_an_excerpt_begins_anywhere_and_has_all_before_it_as_context() -> None:
+    one, rng = dialogue(1, num_output=30), np.random.default_rng(0)
+    starts = set()
+    for _ in range(200):
+        part = Cut(length=4, reach=10).apply(one, rng)
+        starts.add(len(part.prompt_ids) - len(one.prompt_ids))
+        assert len(part.output_ids) == 4
+        assert part.ids.tolist() == one.ids[: len(part.ids)].tolist()
+    assert starts == set(range(7))
+    short = Cut(length=4, reach=10).apply(dialogue(2, num_output=3), rng)
+    assert len(short.output_ids) == 3
 
 
 def test_an_answer_of_the_targets_own_has_no_regret() -> None:
@@ -74,6 +91,23 @@ def test_the_cost_model_adds_up_passes() -> None:
     assert (strict.full_ms, strict.slim_ms, strict.draft_ms) == pytest.approx((7.0, 0.0, 2.0))
     assert (via.full_ms, via.slim_ms, via.draft_ms) == pytest.approx((6.0, 5.04, 1.8))
     assert TIMES.slim_ratio == pytest.approx(0.8)
+
+
+def test_the_slim_tier_reads_prompts_too_and_the_shorter_the_answers_the_more_that_costs() -> None:
+    """60 prompt tokens at 24 ms / 17 each, over 100 answer tokens, or over 50."""
+    asked = EngineStats(**{**vars(VIA), "prompt_tokens": 60})
+    via = modelled(asked, TIMES)
+    assert via.reading_ms == pytest.approx(60 * 24.0 / 17 / 100)
+    assert via.total_ms == pytest.approx(modelled(VIA, TIMES).total_ms + via.reading_ms)
+    assert modelled(EngineStats(**{**vars(asked), "emitted": 50}), TIMES).reading_ms == pytest.approx(
+        2 * via.reading_ms
+    )
+    assert modelled(asked, replace(TIMES, is_seeded=True)).reading_ms == 0.0  # copies of the target's KV
+    strict = modelled(EngineStats(**{**vars(STRICT), "prompt_tokens": 60}), TIMES)
+    assert strict == modelled(STRICT, TIMES)  # the target reads them in either case
+    assert break_even(strict, via) == pytest.approx((9.0 - 7.8) / (5.04 + via.reading_ms))
+    assert f"{via.reading_ms:.2f} of it for the slim tier to read prompts" in verdict(strict, via, TIMES)
+    assert "reads every prompt, 1.41 ms a token" in saving_verdict(TIMES, 5)
 
 
 def test_it_says_what_a_slim_pass_may_cost() -> None:

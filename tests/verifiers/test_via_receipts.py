@@ -111,3 +111,19 @@ def test_no_cache_holds_more_than_all_but_the_last_committed_token() -> None:
                     row = watched.model.store.row("a")
                     assert row.shared_prefix(run.session.tokens) <= len(run.session) - 1
         assert num_slim > 0
+
+
+def test_the_histogram_has_only_blocks_that_the_target_judged_alone_as_calibration_saw_them() -> None:
+    """What a slim verifier escalates is what it found hard: it would look like drift."""
+    alone = Bench(replace(LAX, max_unverified=0))
+    strict = Bench(None)
+    for bench in (alone, strict):
+        bench.run(asked(max_tokens=100))
+    assert alone.scheduler.stats.first_mismatches == strict.scheduler.stats.first_mismatches
+    assert sum(strict.scheduler.stats.first_mismatches) > 0
+    never = Bench(replace(LAX, theta_accept=0.99, theta_escalate=0.99, max_unverified=4096))
+    never.run(asked(max_tokens=100))
+    stats = never.scheduler.stats
+    assert stats.target_passes > 0
+    assert stats.replaced > 0
+    assert sum(stats.first_mismatches) == 0

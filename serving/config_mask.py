@@ -9,10 +9,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from serving.config import one_line
-from serving.errors import ConfigError
+from serving.errors import ConfigError, one_line
 
-ASSETS_DIR = Path(__file__).parent.parent / "assets"
+ASSETS_DIR = Path(__file__).parent / "assets"
 
 
 class LayerMask(BaseModel):
@@ -30,13 +29,21 @@ class LayerMask(BaseModel):
             raise ValueError(f"kept must be ascending layer indices within 0..{self.num_layers - 1}")
         return self
 
+    def check(self, model: str, num_layers: int) -> None:
+        """Raises ConfigError unless the mask is for `model` with so many layers."""
+        if (self.model, self.num_layers) != (model, num_layers):
+            raise ConfigError(
+                f"verifier.mask: was searched for {self.model!r} with {self.num_layers} layers, "
+                f"the target is {model!r} with {num_layers}; search again"
+            )
+
     @property
     def skipped(self) -> tuple[int, ...]:
         return tuple(index for index in range(self.num_layers) if index not in self.kept)
 
 
-def read_mask(name_or_path: str, *, model: str, num_layers: int) -> LayerMask:
-    """A shipped mask by name, or a JSON file, for `model` with so many layers. Raises ConfigError in one line."""
+def read_mask(name_or_path: str) -> LayerMask:
+    """A shipped mask by name, or a JSON file. Raises ConfigError in one line."""
     path = ASSETS_DIR / f"{name_or_path}.json"
     if not path.is_file():
         path = Path(name_or_path).expanduser()
@@ -45,14 +52,8 @@ def read_mask(name_or_path: str, *, model: str, num_layers: int) -> LayerMask:
             f"verifier.mask: {name_or_path!r} is neither a shipped mask nor a file; `search via` makes one"
         )
     try:
-        mask = LayerMask.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return LayerMask.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise ConfigError(f"verifier.mask {path}: {one_line(error)}") from None
     except ValueError as error:
         raise ConfigError(f"verifier.mask {path}: is no JSON: {error}") from None
-    if (mask.model, mask.num_layers) != (model, num_layers):
-        raise ConfigError(
-            f"verifier.mask {path}: was searched for {mask.model!r} with {mask.num_layers} layers, "
-            f"the target is {model!r} with {num_layers}; search again"
-        )
-    return mask
