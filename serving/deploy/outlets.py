@@ -60,7 +60,7 @@ class Outlet:
 
     @contextmanager
     def departure(self, request_id: str) -> Iterator[Departure]:
-        """Let a request's chunks pass while the block lasts; those that come later are dropped."""
+        """Let a request's chunks pass while the block lasts; those that come later are dropped. Names are unique."""
         departure = self._departures[request_id] = Departure()
         try:
             yield departure
