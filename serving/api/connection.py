@@ -49,6 +49,11 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
 
     The first error ends it. Whatever ends it, all sources are closed then, and their work has stopped.
     """
+    if len(sources) == 1:  # without a task an item
+        async with closed_after(sources[0]) as items:
+            async for item in items:
+                yield item
+        return
     pending: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
     try:
         pending.update((_next(source), source) for source in sources)

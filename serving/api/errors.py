@@ -20,7 +20,14 @@ UNREADABLE = "The body could not be read as JSON in UTF-8."
 # By name, since the API knows no Ray; an error that Ray wrapped still has the class of its cause as a base.
 OVERLOADS = frozenset({"OverloadedError", "BackPressureError"})
 OUTAGES = frozenset(
-    {"RayActorError", "WorkerCrashedError", "NodeDiedError", "OwnerDiedError", "DeploymentUnavailableError"}
+    {
+        "RayActorError",
+        "WorkerCrashedError",
+        "NodeDiedError",
+        "OwnerDiedError",
+        "ChannelLostError",
+        "DeploymentUnavailableError",
+    }
 )
 VALIDATION_CODES = {
     "extra_forbidden": "unknown_parameter",

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from ray.exceptions import NodeDiedError, OwnerDiedError, RayActorError, WorkerCrashedError
 
+from serving.deploy.wire import ChannelLostError
 from serving.requests import Chunk, GenerationRequest, Receipt
 from serving.types import Ids, as_ids
 
@@ -17,7 +18,7 @@ Call: TypeAlias = Callable[[GenerationRequest], AsyncGenerator[Chunk, None]]
 
 MAX_RESUMES = 2
 # What a caller sees when the process it called is gone, or out of reach.
-DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError)
+DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError, ChannelLostError)
 
 
 async def generate_with_failover(call: Call, request: GenerationRequest) -> AsyncIterator[Chunk]:

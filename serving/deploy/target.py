@@ -1,12 +1,14 @@
-"""The Target: one engine behind one streaming call. Ray enters with the drafter's handle only."""
+"""The Target: one engine behind one call a request, its chunks beside it. Ray enters with the drafter's handle only."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from serving.config import Profile
 from serving.decode.engine import Health
@@ -19,10 +21,12 @@ from serving.deploy.flushing import Flusher
 from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
 from serving.deploy.metrics import RayInstruments, publish_for_ever
+from serving.deploy.outlets import Departure, Outlet, Outlets
 from serving.deploy.readings import Publisher, Reading
 from serving.deploy.slim_client import RemoteSlim
 from serving.deploy.status import TargetStatus
-from serving.requests import Chunk, GenerationRequest
+from serving.deploy.wire import Address
+from serving.requests import GenerationRequest
 
 log = logging.getLogger("ray.serve")
 
@@ -41,31 +45,24 @@ class Generator(Protocol):
     def cancel(self, request_id: str) -> None: ...
 
 
-async def stream(engine: Generator, request: GenerationRequest, *, interval: int = 1) -> AsyncGenerator[Chunk, None]:
-    """The chunks of one request, from the engine's thread to this event loop, `interval` rounds in each.
+@contextmanager
+def admitted(
+    engine: Generator, request: GenerationRequest, outlet: Outlet, *, interval: int = 1
+) -> Iterator[Departure]:
+    """`request` in work while the block lasts, its chunks leaving by `outlet`, `interval` rounds in each.
 
-    RequestError and OverloadedError are raised before the first chunk. Closing or cancelling this iterator
-    frees the request's state in every role.
+    Raises RequestError and OverloadedError where it is not. Leaving the block before the last chunk has left frees
+    the request's state in every role.
     """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Chunk] = asyncio.Queue()
-    engine.submit(request, Flusher(lambda chunk: _deliver(loop, queue, chunk), interval=interval))
-    num_tokens, reason = 0, "abandoned"
-    try:
-        while reason == "abandoned":
-            chunk = await queue.get()
-            num_tokens += len(chunk.ids)
-            reason = chunk.finish_reason or reason
-            yield chunk
-    finally:
-        if reason == "abandoned":
-            engine.cancel(request.request_id)
-        log.info("request %s: %s after %d tokens", request.request_id, reason, num_tokens)
-
-
-def _deliver(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Chunk], chunk: Chunk) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(queue.put_nowait, chunk)
+    with outlet.departure(request.request_id) as departure:
+        engine.submit(request, Flusher(outlet.put, interval=interval))
+        try:
+            yield departure
+        finally:
+            if departure.finish_reason is None:
+                engine.cancel(request.request_id)
+            reason = departure.finish_reason or "abandoned"
+            log.info("request %s: %s after %d tokens", request.request_id, reason, departure.num_tokens)
 
 
 class StalledError(Exception):
@@ -119,6 +116,7 @@ class TargetReplica:
             self._lease.remote.feed(built.read_features)
         self._engine = built.engine()
         self._engine.start()
+        self._outlets = Outlets(get_node_ip_address())
         self._queue_limit = profile.engine.max_queued
         calibration = getattr(profile.rule, "calibration", None)
         publisher = Publisher(
@@ -131,11 +129,15 @@ class TargetReplica:
             link = CorrectionLink.of(profile, built.tokenizer, built.rules.online)
             self._tasks.append(loop.create_task(link.exchange_for_ever()))
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
-        """Stream one request; see `stream`."""
+    async def generate(self, request: GenerationRequest, gateway: bytes) -> AsyncGenerator[Address, None]:
+        """Where the chunks of an admitted request come from, for the Gateway of that name; ends with the request.
+
+        Chunks do not pass here, but Serve counts, drains and cancels a request by this call. See `admitted`.
+        """
         log.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_ids))
-        async for chunk in stream(self._engine, request, interval=self._interval):
-            yield chunk
+        with admitted(self._engine, request, self._outlets.outlet(gateway), interval=self._interval) as departure:
+            yield self._outlets.address
+            await departure.complete()
 
     async def status(self) -> TargetStatus:
         health = self._engine.health
@@ -167,5 +169,7 @@ class TargetReplica:
             lease = getattr(self, name, None)  # absent where the constructor raised
             if lease is not None:
                 lease.stop()
+        if (outlets := getattr(self, "_outlets", None)) is not None:
+            outlets.close()
         for task in getattr(self, "_tasks", ()):
             task.cancel()

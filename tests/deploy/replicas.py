@@ -65,9 +65,9 @@ class TextDrafter:
     def close(self, session_id: str, ids: Ids | None) -> None: ...
 
 
-def request(text: str, *, stops: tuple[str, ...] = ()) -> GenerationRequest:
+def request(text: str, *, stops: tuple[str, ...] = (), name: str = "r") -> GenerationRequest:
     limits = Limits(max_tokens=len(text.encode()), stop_strings=stops)
-    return GenerationRequest("r", as_ids([1] * PROMPT_LEN), limits)
+    return GenerationRequest(name, as_ids([1] * PROMPT_LEN), limits)
 
 
 def chunks_of(resumed: GenerationRequest, text: str, block: int) -> list[Chunk]:

@@ -1,6 +1,5 @@
 """Health by the last completed round, and chunks that leave as soon as their round is over."""
 
-import asyncio
 import queue
 import threading
 import time
@@ -10,7 +9,9 @@ import pytest
 
 from serving.decode.engine import Engine
 from serving.decode.limits import SchedulerLimits
-from serving.deploy.target import StalledError, raise_if_stalled, stream
+from serving.deploy.inlets import Inlets
+from serving.deploy.outlets import Outlets
+from serving.deploy.target import StalledError, admitted, raise_if_stalled
 from serving.protocols import ScoreRequest
 from serving.requests import Chunk
 from serving.types import ScoreTable
@@ -74,10 +75,15 @@ async def test_case_31_each_round_is_one_flush_that_waits_for_nothing(max_draft:
     model = Paced(pass_s=0.005)
     engine = make_engine(model, max_draft=max_draft)
     rounds_at_arrival, rounds = [], []
-    async for chunk in stream(engine, request("a", max_tokens=24)):
-        rounds_at_arrival.append(model.num_passes)
-        rounds.append(chunk.receipt.rounds)
-        await asyncio.sleep(0)
+    outlets, inlets = Outlets("127.0.0.1"), Inlets()
+    with inlets.inbox("a") as inbox, admitted(engine, request("a", max_tokens=24), outlets.outlet(inlets.name)):
+        inlets.connect(inbox, outlets.address)
+        is_over = False
+        while not is_over:
+            chunk = await inbox.take()
+            rounds_at_arrival.append(model.num_passes)
+            rounds.append(chunk.receipt.rounds)
+            is_over = chunk.finish_reason is not None
     engine.stop()
     assert rounds == list(range(1, model.num_passes + 1))
     # A chunk arrives while the next pass runs, or before: never after a batch of them.

@@ -1,11 +1,12 @@
-"""From the engine's thread to the replica's event loop and back."""
+"""A request's life at a Target's door: admitted or refused, counted, cancelled."""
 
 import asyncio
 import threading
 
 import pytest
 
-from serving.deploy.target import stream
+from serving.deploy.outlets import Outlet
+from serving.deploy.target import admitted
 from serving.errors import OverloadedError
 from serving.requests import Chunk, Receipt
 from tests.deploy.replicas import request
@@ -31,35 +32,48 @@ class ScriptedEngine:
         self.cancelled.append(request_id)
 
 
-async def test_every_chunk_arrives_in_order_and_nothing_is_cancelled():
+class Writer:
+    """Takes every frame at once."""
+
+    transport = property(lambda self: self)
+
+    def set_write_buffer_limits(self, high): ...
+
+    def write(self, data): ...
+
+    async def drain(self): ...
+
+
+@pytest.fixture
+async def outlet():
+    outlet = Outlet()
+    connection = asyncio.create_task(outlet.send_to(asyncio.StreamReader(), Writer()))
+    yield outlet
+    connection.cancel()
+
+
+async def test_a_request_that_comes_to_its_end_is_not_cancelled(outlet):
     engine = ScriptedEngine(num_chunks=50, ends=True)
-    assert [c.ids[0] async for c in stream(engine, request(PLAIN))] == list(range(50))
-    assert engine.cancelled == []
+    with admitted(engine, request(PLAIN), outlet) as departure:
+        await departure.complete()
+    assert (departure.num_tokens, departure.finish_reason, engine.cancelled) == (50, "length", [])
 
 
-async def test_a_refusal_is_raised_before_the_first_chunk():
+async def test_a_refusal_is_raised_before_the_request_is_in(outlet):
     engine = ScriptedEngine(num_chunks=1, ends=True, refuses=True)
-    with pytest.raises(OverloadedError):
-        await anext(stream(engine, request(PLAIN)))
+    with pytest.raises(OverloadedError), admitted(engine, request(PLAIN), outlet):
+        raise AssertionError("it is in")
     assert engine.cancelled == []
 
 
-async def test_closing_the_stream_cancels_the_request():
-    engine = ScriptedEngine(num_chunks=3, ends=False)
-    chunks = stream(engine, request(PLAIN))
-    await anext(chunks)
-    await chunks.aclose()
-    assert engine.cancelled == ["r"]
-
-
-async def test_a_caller_that_is_cancelled_while_waiting_cancels_the_request():
+async def test_a_caller_that_is_cancelled_while_waiting_cancels_the_request(outlet):
     engine = ScriptedEngine(num_chunks=1, ends=False)
 
-    async def consume():
-        async for _ in stream(engine, request(PLAIN)):
-            pass
+    async def wait():
+        with admitted(engine, request(PLAIN), outlet) as departure:
+            await departure.complete()
 
-    task = asyncio.create_task(consume())
+    task = asyncio.create_task(wait())
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

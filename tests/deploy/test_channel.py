@@ -1,0 +1,197 @@
+"""From a Target's engine thread to a Gateway's streams over one connection: whole, together, and never for nothing."""
+
+import asyncio
+import threading
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+import pytest
+
+from serving.deploy.inlets import Inlets
+from serving.deploy.outlets import Outlets
+from serving.deploy.wire import ChannelLostError, new_name, read_frame
+from serving.requests import Chunk, Receipt
+
+HOST = "127.0.0.1"
+
+
+def chunk(name, number, *, last=False):
+    return Chunk(name, (number,), f"{number} ", Receipt(rounds=number + 1), finish_reason="length" if last else None)
+
+
+@pytest.fixture
+async def outlets(tidy_loop):
+    return Outlets(HOST)
+
+
+@pytest.fixture
+def inlets():
+    return Inlets()
+
+
+@contextmanager
+def departures(outlet, *names):
+    with ExitStack() as stack:
+        yield [stack.enter_context(outlet.departure(name)) for name in names]
+
+
+@asynccontextmanager
+async def connection(outlets, name):
+    """A Gateway's side, read by hand."""
+    reader, writer = await asyncio.open_connection(*outlets.address)
+    writer.write(name)
+    yield reader
+    writer.close()
+    await writer.wait_closed()
+
+
+async def until_sent(departure, num_tokens):
+    while departure.num_tokens < num_tokens:
+        await asyncio.sleep(0.001)
+
+
+async def answer(inbox):
+    taken = [await inbox.take()]
+    while taken[-1].finish_reason is None:
+        taken.append(await inbox.take())
+    return [token for chunk in taken for token in chunk.ids], taken[-1].receipt.rounds
+
+
+async def test_every_token_of_every_stream_arrives_once_and_in_order(outlets, inlets):
+    names, count = [str(i) for i in range(8)], 300
+
+    def rounds(outlet):
+        for number in range(count):
+            for name in names:
+                outlet.put(chunk(name, number, last=number == count - 1))
+
+    outlet = outlets.outlet(inlets.name)
+    with departures(outlet, *names) as departing, ExitStack() as stack:
+        inboxes = [stack.enter_context(inlets.inbox(name)) for name in names]
+        for inbox in inboxes:
+            inlets.connect(inbox, outlets.address)
+        threading.Thread(target=rounds, args=(outlet,)).start()
+        assert await asyncio.gather(*map(answer, inboxes)) == [(list(range(count)), count)] * len(names)
+        await asyncio.gather(*(departure.complete() for departure in departing))
+    assert [(d.num_tokens, d.finish_reason) for d in departing] == [(count, "length")] * len(names)
+
+
+async def test_a_round_of_all_streams_is_one_frame(outlets):
+    name = new_name()
+    outlet = outlets.outlet(name)
+    with departures(outlet, "a", "b", "c") as departing:
+        async with connection(outlets, name) as reader:
+            for number in range(3):
+                for request in "abc":
+                    outlet.put(chunk(request, number))
+                frame = await read_frame(reader)
+                assert [(c.request_id, c.ids) for c in frame] == [(request, (number,)) for request in "abc"]
+                await until_sent(departing[-1], number + 1)
+
+
+async def test_rounds_gather_while_they_cannot_leave(outlets):
+    name = new_name()
+    outlet = outlets.outlet(name)
+    with departures(outlet, "a", "b"):
+        for number in range(5):
+            outlet.put(chunk("a", number))
+        outlet.put(chunk("b", 0))
+        async with connection(outlets, name) as reader:
+            first, second = await read_frame(reader)
+    assert (first.ids, first.text, first.receipt.rounds) == ((0, 1, 2, 3, 4), "0 1 2 3 4 ", 5)
+    assert (second.request_id, second.ids) == ("b", (0,))
+
+
+async def test_chunks_gather_while_nobody_takes_them(inlets):
+    with inlets.inbox("a") as inbox:
+        for number in range(4):
+            inbox.put(chunk("a", number))
+        assert (await inbox.take()).ids == (0, 1, 2, 3)
+
+
+async def test_what_a_request_that_has_left_still_gives_is_dropped(outlets):
+    name = new_name()
+    outlet = outlets.outlet(name)
+    with departures(outlet, "stays"):
+        with departures(outlet, "leaves"):
+            outlet.put(chunk("leaves", 0))
+        outlet.put(chunk("stays", 0))
+        async with connection(outlets, name) as reader:
+            assert [c.request_id for c in await read_frame(reader)] == ["stays"]
+
+
+async def test_an_inbox_gives_what_it_has_before_it_fails(outlets, inlets):
+    outlet = outlets.outlet(inlets.name)
+    with departures(outlet, "a") as (departure,), inlets.inbox("a") as inbox, inlets.inbox("elsewhere") as other:
+        inlets.connect(inbox, outlets.address)
+        outlet.put(chunk("a", 0))
+        await until_sent(departure, 1)
+        outlet.disconnect()
+        with pytest.raises(ChannelLostError):
+            await departure.complete()
+        assert (await inbox.take()).ids == (0,)
+        with pytest.raises(ChannelLostError):
+            await inbox.take()
+        other.put(chunk("elsewhere", 0))
+        assert (await other.take()).ids == (0,)
+
+
+async def test_a_gateway_that_goes_loses_its_departures_and_is_forgotten(outlets):
+    name = new_name()
+    outlet = outlets.outlet(name)
+    with departures(outlet, "a") as (departure,):
+        async with connection(outlets, name):
+            outlet.put(chunk("a", 0))
+            await until_sent(departure, 1)
+        with pytest.raises(ChannelLostError):
+            await departure.complete()
+    async with connection(outlets, name):  # and comes back
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    assert outlets.outlet(name) is not outlet
+
+
+async def test_after_a_loss_the_next_request_connects_anew(outlets, inlets):
+    for name in ("a", "b"):
+        outlet = outlets.outlet(inlets.name)
+        with departures(outlet, name), inlets.inbox(name) as inbox:
+            inlets.connect(inbox, outlets.address)
+            outlet.put(chunk(name, 0, last=True))
+            assert (await inbox.take()).finish_reason == "length"
+            outlet.disconnect()
+            with pytest.raises(ChannelLostError):
+                await inbox.take()
+
+
+async def test_a_target_that_cannot_be_reached_is_a_lost_channel(outlets, inlets):
+    outlets.close()
+    await asyncio.sleep(0.01)
+    with inlets.inbox("a") as inbox:
+        inlets.connect(inbox, outlets.address)
+        with pytest.raises(ChannelLostError):
+            await inbox.take()
+
+
+async def test_a_stranger_gets_nothing(outlets):
+    known = new_name()
+    outlet = outlets.outlet(known)
+    with departures(outlet, "a"):
+        outlet.put(chunk("a", 0))
+        async with connection(outlets, new_name()) as reader:
+            assert await reader.read() == b""
+
+
+async def test_of_two_connections_by_one_name_the_later_one_is_the_gateways(outlets):
+    name = new_name()
+    outlet = outlets.outlet(name)
+    async with connection(outlets, name) as former:
+        with departures(outlet, "a") as (departure,):
+            outlet.put(chunk("a", 0))
+            await until_sent(departure, 1)
+            async with connection(outlets, name) as later:
+                assert len(await read_frame(former)) == 1
+                assert await former.read() == b""
+                with pytest.raises(ChannelLostError):
+                    await departure.complete()
+                with departures(outlet, "b"):
+                    outlet.put(chunk("b", 0))
+                    assert [c.request_id for c in await read_frame(later)] == ["b"]
