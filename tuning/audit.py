@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +13,6 @@ from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
 from tuning.bootstrap import Interval, mean, ratio
 
 LEAST_TASK_SCORE = 0.2
-LEAST_GROUPS = 6  # resampled by fewer, an interval of speed is narrower than the truth
 
 
 @dataclass(frozen=True)
@@ -162,15 +161,11 @@ def _task_scores(
 
 
 def _speed_ratio(groups: Sequence[Group], arm: str, other: str) -> Interval | None:
-    """Seconds a token of `other` over those of `arm`, groups resampled: how many times as fast `arm` is.
-
-    Of fewer than LEAST_GROUPS groups it is a number without an interval.
-    """
-    found = ratio(
+    """Seconds a token of `other` over those of `arm`, groups resampled: how many times as fast `arm` is."""
+    return ratio(
         [group.runs[other].seconds / _num_tokens(group.runs[other]) for group in groups],
         [group.runs[arm].seconds / _num_tokens(group.runs[arm]) for group in groups],
     )
-    return found if found is None or len(groups) >= LEAST_GROUPS else replace(found, low=None, high=None)
 
 
 def _num_tokens(run: ArmRun) -> int:

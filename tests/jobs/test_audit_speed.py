@@ -19,8 +19,8 @@ from serving.memory.suffix import SuffixCache
 from serving.requests import GenerationRequest
 from serving.types import Ids, as_ids
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
-from tuning.audit_speed import LEAST_TRIPLES, Triple, speed_numbers
-from tuning.bootstrap import Interval
+from tuning.audit_speed import Triple, speed_numbers
+from tuning.bootstrap import LEAST_SAMPLES, Interval
 from tuning.prompts import Prompt
 
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.01, 0.99)
@@ -59,14 +59,14 @@ def test_each_candidate_in_turn_until_strict_agrees_with_itself(tmp_path: Path) 
     assert {name: speed_numbers(one).protocol_met for name, one in done.items()} == {
         "plain": True, "mine": False, "yours": True,
     }  # fmt: skip
-    assert len(done["plain"]) == len(done["yours"]) == LEAST_TRIPLES
+    assert len(done["plain"]) == len(done["yours"]) == LEAST_SAMPLES
     assert sum(one.took_s for one in found) == 120.0  # the noisy one took what was left of the time
     assert [one.number for one in done["mine"]] == list(range(18))
 
 
 def test_it_ends_as_soon_as_all_are_done(tmp_path: Path) -> None:
     machine = Machine({"plain": STEADY, "mine": STEADY})
-    assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=60.0))) == 2 * LEAST_TRIPLES
+    assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=60.0))) == 2 * LEAST_SAMPLES
 
 
 def test_an_interrupted_one_goes_on_with_the_triples_it_has(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_triples_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_triples() -> None:
-    found = [triple("mine", number, second_s=1.0, candidate_s=0.5) for number in range(LEAST_TRIPLES)]
+    found = [triple("mine", number, second_s=1.0, candidate_s=0.5) for number in range(LEAST_SAMPLES)]
     numbers = speed_numbers(found)
     assert (numbers.triples, numbers.tokens_per_s, numbers.strict_tokens_per_s) == (6, 64.0, 32.0)
     assert (numbers.ratio_to_strict, numbers.strict_ratio_to_itself) == (Interval(2, 2, 2), Interval(1, 1, 1))

@@ -81,6 +81,7 @@ def test_intervals_hold_the_estimate_and_shrink_with_prompts() -> None:
     two_to_one = ratio([2.0] * 8, [1.0] * 8)
     assert two_to_one is not None
     assert (two_to_one.value, two_to_one.low, two_to_one.high) == (2.0, 2.0, 2.0)
+    assert mean([1.0] * 5) == Interval(1.0, None, None)
     assert mean([]) is None
     assert ratio([], []) is None
     assert ratio([1.0], [0.0]) is None
@@ -184,7 +185,7 @@ def test_the_numbers_of_an_audit() -> None:
     assert paired.speed_ratio_to_strict == Interval(2.0, None, None)  # of one group nothing can be resampled
     many = paired_numbers("mine", groups * 6, judged, tasks={}, calibration=None).speed_ratio_to_strict
     assert many == Interval(2.0, 2.0, 2.0)
-    assert (str(many), str(paired.speed_ratio_to_strict)) == ("2.000 [2.000, 2.000]", "2.000")
+    assert (str(many), str(paired.speed_ratio_to_strict)) == ("2.000 [2.000, 2.000]", "2.000, no interval")
     assert paired.log_likelihood_difference is not None
     assert paired.log_likelihood_difference.value == pytest.approx(-0.375)
     assert paired.drift_from_calibration == 1.0
