@@ -51,19 +51,19 @@ _RATIOS = ("speed / strict", "speed / plain", "length / strict's")
 def markdown(report: Mapping[str, Any]) -> str:
     """Tables: the arms side by side, then each profile against strict, with its interval."""
     arms, paired = report["arms"], report["paired"]
-    rows = [[label, *(_cell(arm[key]) for arm in arms.values())] for label, key in _ARM_ROWS.items()]
+    rows = [[label, *(_shown(arm, key) for arm in arms.values())] for label, key in _ARM_ROWS.items()]
     lines = [
         "# Audit of " + ", ".join(f"{name} ({one['hash']})" for name, one in report["profiles"].items()),
         "",
         f"{report['prompts']} prompts, at most {report['max_tokens']} tokens, {report['batch']} at once; target "
-        f"{report['target']['model']} ({report['target']['dtype']}), drafter {report['drafter']['kind']}. "
+        f"{report['target']['model']} ({report['target']['dtype']}), drafter {_drafter(report['drafter'])}. "
         f"{report['provenance']['date']}, {report['provenance']['processor']}: `{report['provenance']['command']}`",
         "",
         *_table(["", *arms], rows),
         "",
         *_table(
             ["against strict, with 95 % intervals", *paired],
-            [[label, *(_cell(one[key]) for one in paired.values())] for label, key in _PAIRED_ROWS.items()],
+            [[label, *(_shown(one, key) for one in paired.values())] for label, key in _PAIRED_ROWS.items()],
         ),
     ]
     for name, one in paired.items():
@@ -126,6 +126,19 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _drafter(config: Mapping[str, Any]) -> str:
+    """The kind, and the model where there is one: a name, or a drafter itself."""
+    model = config.get("model")
+    if model is None:
+        return str(config["kind"])
+    return f"{config['kind']} {model}" if isinstance(model, str) else f"{config['kind']} with {_drafter(model)}"
+
+
+def _shown(numbers: Mapping[str, Any], key: str) -> str:
+    value = numbers[key]
+    return f"{value:.1f}" if key.endswith("_median") and value is not None else _cell(value)
 
 
 def _cell(value: object) -> str:

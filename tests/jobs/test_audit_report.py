@@ -17,12 +17,13 @@ PAIRED = {
     "length_ratio": KNOWN, "speed_ratio_to_strict": ALONE, "speed_ratio_to_plain": ALONE,
     "strict_speed_ratio_to_plain": ALONE, "drift_from_calibration": None, "task_scores": {},
 }  # fmt: skip
+OTHER = PAIRED | {"log_likelihood_difference": ALONE, "first_divergence_median": 3.5}
 TIMED = {"ratio_to_strict": KNOWN, "strict_ratio_to_itself": KNOWN}
 
 
 def report(**changed: Any) -> dict[str, Any]:
     return {
-        "arms": {}, "paired": {"asd": PAIRED, "csd": PAIRED | {"log_likelihood_difference": ALONE}},
+        "arms": {}, "paired": {"asd": PAIRED, "csd": OTHER},
         "profiles": {"asd": {"hash": "a"}, "csd": {"hash": "c"}}, "prompts": 12, "max_tokens": 32, "batch": 4,
         "target": {"model": "m", "dtype": "float32"}, "drafter": {"kind": "model"},
         "provenance": {"date": "", "processor": "", "command": ""},
@@ -40,7 +41,20 @@ def drawn(report: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_ratio_without_interval_says_so_in_its_cell() -> None:
     text = markdown(report())
     assert "| speed / strict | 1.295, no interval | 1.295, no interval |" in text
+    assert "| first token that differs (median) | 3.0 | 3.5 |" in text
     assert "| length / strict's | 1.295 [1.100, 1.500] | 1.295 [1.100, 1.500] |" in text
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        ({"kind": "suffix"}, "drafter suffix."),
+        ({"kind": "model", "model": "mine"}, "drafter model mine."),
+        ({"kind": "hybrid", "model": {"kind": "eagle3", "model": "head"}}, "drafter hybrid with eagle3 head."),
+    ],
+)
+def test_the_drafter_is_named_with_its_model(drafter: dict[str, Any], said: str) -> None:
+    assert said in markdown(report(drafter=drafter))
 
 
 def test_strict_is_shown_once_and_the_triples_beside_the_whole_answers() -> None:
