@@ -39,12 +39,14 @@ class Machine:
     """Answers for the engine: how long strict's second side takes, by candidate, over and over."""
 
     second_s: dict[str, Sequence[float]]
+    took_s: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
 
     def measure(self, candidate: str, number: int) -> Triple:
         self.asked.append((candidate, number))
         found = self.second_s[candidate]
-        return triple(candidate, number, second_s=found[number % len(found)])
+        made = triple(candidate, number, second_s=found[number % len(found)])
+        return made.model_copy(update={"took_s": self.took_s.get(candidate, 4.0)})
 
     def triples(self, path: Path, *, minutes: float) -> Triples:
         return Triples(list(self.second_s), minutes, path, "k", self.measure)
@@ -67,6 +69,19 @@ def test_each_candidate_in_turn_until_strict_agrees_with_itself(tmp_path: Path) 
 def test_it_ends_as_soon_as_all_are_done(tmp_path: Path) -> None:
     machine = Machine({"plain": STEADY, "mine": STEADY})
     assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=60.0))) == 2 * LEAST_SAMPLES
+
+
+def test_every_candidate_has_its_turn_even_where_the_time_is_too_short_for_all(tmp_path: Path) -> None:
+    machine = Machine({"plain": NOISY, "mine": NOISY, "yours": NOISY})
+    assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=0.05))) == 3
+    assert machine.asked == [("plain", 0), ("mine", 0), ("yours", 0)]
+
+
+def test_no_second_triple_is_begun_that_would_not_end_in_time(tmp_path: Path) -> None:
+    slow = Machine({"plain": NOISY, "mine": NOISY}, took_s={"mine": 9.0})
+    found = list(slow.triples(tmp_path / "t.jsonl", minutes=35 / 60))
+    assert [one.candidate for one in found] == ["plain", "mine"] * 2 + ["plain"] * 2
+    assert sum(one.took_s for one in found) == 34.0
 
 
 def test_an_interrupted_one_goes_on_with_the_triples_it_has(tmp_path: Path) -> None:
