@@ -150,6 +150,14 @@ REPORT = {
 }  # fmt: skip
 
 
+def test_answers_of_an_audit_depend_on_the_batch_and_names_that_a_profiles_hash_leaves_out(tmp_path: Path) -> None:
+    profile = load_profile("asd")
+    engine = profile.engine.model_copy(update={"max_sessions": 2})
+    others = [profile.model_copy(update={"engine": engine}), profile.model_copy(update={"name": "mine"})]
+    assert {one.hash for one in others} == {profile.hash}
+    assert len({AuditRuns([one], [], 20, tmp_path / "a.jsonl").key for one in (profile, *others)}) == 3
+
+
 def test_prompts_take_turns_and_none_comes_twice_in_a_triple() -> None:
     prompts = [Prompt(id=name, turns=(name,)) for name in "abcde"]
     assert ["".join(one.id for one in rotated(prompts, 2, number)) for number in range(4)] == ["ab", "cd", "ea", "bc"]
