@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", type=Path, required=True, metavar="OUT.json")
     p.add_argument(
         "--speed-minutes", type=float, metavar="N",
-        help="time triples strict - candidate - strict, for at most N minutes in all; default: none",
+        help="time triples strict - candidate - strict, one of each candidate and more while N minutes last; "
+        "default: none",
     )  # fmt: skip
     p.add_argument("--run-code", action="store_true", help="run generated code against HumanEval's tests")
     add_prompt_options(p)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.plotting import interval_chart
-from tuning.audit_speed import LEAST_TRIPLES, TOLERANCE
-from tuning.bootstrap import Interval
+from jobs.plotting import IntervalPanel, interval_charts
+from tuning.audit_speed import TOLERANCE
+from tuning.bootstrap import LEAST_SAMPLES, Interval
 
 _ARM_ROWS = {
     "tokens/s": "tokens_per_s",
@@ -45,25 +45,25 @@ _SPEED_ROWS = {
     "strict's tokens/s": "strict_tokens_per_s",
     "triples": "triples",
 }
-_RATIOS = ("speed / strict", "speed / plain", "strict's speed / plain", "length / strict's")
+_RATIOS = ("speed / strict", "speed / plain", "length / strict's")
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """Tables: the arms side by side, then each profile against strict, with its interval."""
     arms, paired = report["arms"], report["paired"]
-    rows = [[label, *(_cell(arm[key]) for arm in arms.values())] for label, key in _ARM_ROWS.items()]
+    rows = [[label, *(_shown(arm, key) for arm in arms.values())] for label, key in _ARM_ROWS.items()]
     lines = [
         "# Audit of " + ", ".join(f"{name} ({one['hash']})" for name, one in report["profiles"].items()),
         "",
         f"{report['prompts']} prompts, at most {report['max_tokens']} tokens, {report['batch']} at once; target "
-        f"{report['target']['model']} ({report['target']['dtype']}), drafter {report['drafter']['kind']}. "
+        f"{report['target']['model']} ({report['target']['dtype']}), drafter {_drafter(report['drafter'])}. "
         f"{report['provenance']['date']}, {report['provenance']['processor']}: `{report['provenance']['command']}`",
         "",
         *_table(["", *arms], rows),
         "",
         *_table(
             ["against strict, with 95 % intervals", *paired],
-            [[label, *(_cell(one[key]) for one in paired.values())] for label, key in _PAIRED_ROWS.items()],
+            [[label, *(_shown(one, key) for one in paired.values())] for label, key in _PAIRED_ROWS.items()],
         ),
     ]
     for name, one in paired.items():
@@ -85,21 +85,39 @@ def _speed(report: Mapping[str, Any]) -> list[str]:
         f"Triples strict - candidate - strict: the same prompts and {speed['tokens_per_prompt']} tokens each, stops "
         "ignored, prompts read beforehand, drafts not guarded, no side with another's KV or memory. A speed may be "
         f"claimed where the interval of strict's ratio to itself lies within {100 * TOLERANCE:g} % of 1, over at least "
-        f"{LEAST_TRIPLES} triples. {speed['minutes_taken']:g} of {speed['minutes_allowed']:g} minutes were taken.",
+        f"{LEAST_SAMPLES} triples. {speed['minutes_taken']:g} of {speed['minutes_allowed']:g} minutes were taken.",
         "",
         *_table(["triples, with 95 % intervals", *candidates], [*rows, ["protocol met", *met]]),
     ]
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
-    """The ratios of the paired comparisons with their intervals, around 1."""
-    known = {
-        f"{name}: {label}": tuple(row["value"] if row[end] is None else row[end] for end in ("value", "low", "high"))
-        for name, one in report["paired"].items()
-        for label in _RATIOS
-        if (row := one[_PAIRED_ROWS[label]]) is not None
+    """What `panels` has, under the profiles' names."""
+    title = f"{', '.join(report['profiles'])} against strict, {report['prompts']} prompts"
+    interval_charts(panels(report), path, title=title)
+
+
+def panels(report: Mapping[str, Any]) -> list[IntervalPanel]:
+    """All ratios, around 1; and, where any of them has an interval, the differences in log likelihood, around 0."""
+    paired = report["paired"]
+    strict = {"strict: speed / plain": next(iter(paired.values()))["strict_speed_ratio_to_plain"]}
+    ours = {f"{name}: {label}": one[_PAIRED_ROWS[label]] for name, one in paired.items() for label in _RATIOS}
+    timed = {
+        f"{name}: speed / strict, triples": one["ratio_to_strict"]
+        for name, one in report.get("speed", {"candidates": {}})["candidates"].items()
     }
-    interval_chart(known, path, reference=1.0)
+    over = "prompts (lengths), groups (speeds)" + (" or triples" if timed else "")
+    found = [IntervalPanel(_intervals(strict | ours | timed), 1.0, f"ratio, with 95 % intervals over {over}")]
+    differences = _intervals({name: one["log_likelihood_difference"] for name, one in paired.items()})
+    known = {name: one for name, one in differences.items() if one.ends is not None}
+    if known:
+        label = "log likelihood a token less strict's, nats, with 95 % intervals over prompts"
+        found.append(IntervalPanel(known, 0.0, label))
+    return found
+
+
+def _intervals(rows: Mapping[str, Mapping[str, float] | None]) -> dict[str, Interval]:
+    return {name: Interval(**row) for name, row in rows.items() if row is not None}
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -108,6 +126,19 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _drafter(config: Mapping[str, Any]) -> str:
+    """The kind, and the model where there is one: a name, or a drafter itself."""
+    model = config.get("model")
+    if model is None:
+        return str(config["kind"])
+    return f"{config['kind']} {model}" if isinstance(model, str) else f"{config['kind']} with {_drafter(model)}"
+
+
+def _shown(numbers: Mapping[str, Any], key: str) -> str:
+    value = numbers[key]
+    return f"{value:.1f}" if key.endswith("_median") and value is not None else _cell(value)
 
 
 def _cell(value: object) -> str:

@@ -26,7 +26,8 @@ Clock = Callable[[], float]
 class Triples:
     """The triples of all candidates, a line each in `path`; `measure` makes number n of a candidate.
 
-    `minutes` are for all runs together, so a finished audit is evaluated again without an engine.
+    `minutes` are for all runs together, so a finished audit is evaluated again without an engine. More is taken only
+    where it is too little for one triple of each candidate.
     """
 
     candidates: Sequence[str]
@@ -42,7 +43,7 @@ class Triples:
         found = {name: [one for one in known if one.candidate == name] for name in self.candidates}
         spent_s = sum(triple.took_s for triple in known)
         with self.path.open("a", encoding="utf-8") as out:
-            while spent_s < 60.0 * self.minutes and (candidate := _next(found)) is not None:
+            while (candidate := _next(found, left_s=60.0 * self.minutes - spent_s)) is not None:
                 triple = self.measure(candidate, len(found[candidate]))
                 out.write(triple.model_dump_json() + "\n")
                 out.flush()
@@ -51,9 +52,16 @@ class Triples:
                 yield triple
 
 
-def _next(found: Mapping[str, Sequence[Triple]]) -> str | None:
-    """Of the candidates that are not done, the first of those with the fewest triples."""
-    left = [name for name, triples in found.items() if not speed_numbers(triples).protocol_met]
+def _next(found: Mapping[str, Sequence[Triple]], *, left_s: float) -> str | None:
+    """Of the candidates that are not done, the first of those with the fewest triples.
+
+    One whose last triple took longer than `left_s` is left as it is; one without any always has its turn.
+    """
+    left = [
+        name
+        for name, triples in found.items()
+        if not triples or (triples[-1].took_s <= left_s and not speed_numbers(triples).protocol_met)
+    ]
     return min(left, key=lambda name: len(found[name]), default=None)
 
 

@@ -59,7 +59,9 @@ class AuditRuns:
         """What a line depends on besides its place; receipts of another release count other things."""
         ids = "\0".join(f"{prompt.id}\0{prompt.text}" for prompt in self.prompts)
         counts = ",".join(one.name for one in fields(Receipt))
-        parts = (*(profile.hash for profile in self.profiles), str(self.max_tokens), ids, counts)
+        engine = self.profiles[0].engine.model_dump_json()
+        profiles = (f"{profile.name} {profile.hash}" for profile in self.profiles)
+        parts = (*profiles, engine, str(self.max_tokens), ids, counts)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def groups(self) -> Iterator[Group]:

@@ -1,10 +1,15 @@
 """Plots of reports, without a screen."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from tuning.bootstrap import Interval
 
 _COLOUR = "#3b6ea5"
 
@@ -40,20 +45,42 @@ def line_charts(x: Sequence[int], lines: dict[str, Sequence[float | None]], path
     _write(figure, path)
 
 
-def interval_chart(rows: dict[str, tuple[float, float, float]], path: Path, *, reference: float) -> None:
-    """A dot with its interval (value, low, high) for each name, and a line where nothing would have changed."""
-    figure = _figure(7.0, 1.0 + 0.45 * len(rows))
-    axes = figure.subplots()
-    for place, (value, low, high) in enumerate(rows.values()):
-        axes.plot([low, high], [place, place], color=_COLOUR, linewidth=2)
-        axes.plot([value], [place], marker="o", color=_COLOUR)
-        axes.annotate(f"{value:.2f}", (value, place), xytext=(0, 7), textcoords="offset points", ha="center")
-    axes.axvline(reference, color="grey", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
-    axes.margins(x=0.1, y=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+@dataclass(frozen=True)
+class IntervalPanel:
+    """Named estimates with their intervals, and where nothing would have changed."""
+
+    rows: Mapping[str, Interval]
+    reference: float
+    x_label: str
+
+
+def interval_charts(panels: Sequence[IntervalPanel], path: Path, *, title: str) -> None:
+    """Panels one above the other: a dot with its interval for each name, a hollow one where there is no interval."""
+    heights = [1.0 + 0.45 * len(panel.rows) for panel in panels]
+    figure = _figure(7.0, 0.4 + sum(heights))
+    figure.suptitle(fill(title, 80), fontsize="medium")
+    column = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, panel in zip(column, panels, strict=True):
+        for place, interval in enumerate(panel.rows.values()):
+            _draw_interval(axes, place, interval)
+        axes.axvline(panel.reference, color="grey", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(panel.rows)), list(panel.rows))
+        axes.set_ylim(len(panel.rows) - 0.5, -0.75)
+        axes.set_xlabel(fill(panel.x_label, 60))
+        axes.margins(x=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
     _write(figure, path)
+
+
+def _draw_interval(axes: Axes, place: int, interval: Interval) -> None:
+    told = f"{interval.value:.2f}"
+    if interval.ends is None:
+        told += ", no interval"
+    else:
+        axes.plot(interval.ends, [place, place], color=_COLOUR, linewidth=2)
+    filling = "white" if interval.ends is None else _COLOUR
+    axes.plot([interval.value], [place], marker="o", color=_COLOUR, markerfacecolor=filling)
+    axes.annotate(told, (interval.value, place), xytext=(0, 7), textcoords="offset points", ha="center")
 
 
 def step_charts(charts: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, x_label: str, y_label: str) -> None:

@@ -162,7 +162,8 @@ def _runs(args: argparse.Namespace, arms: dict[str, Profile], texts: Sequence[st
 
 def arm_key(arm: Profile, max_tokens: int, texts: Sequence[str]) -> str:
     """Of what an arm's outputs depend on."""
-    return hashlib.sha256(json.dumps([arm.hash, max_tokens, list(texts)]).encode()).hexdigest()[:16]
+    parts = [arm.hash, arm.engine.model_dump(), max_tokens, list(texts)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _run(name: str, profile: Profile, texts: Sequence[str], max_tokens: int) -> _Run:

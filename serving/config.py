@@ -189,11 +189,16 @@ class Profile(_Frozen):
 
     @property
     def hash(self) -> str:
-        """16 hex digits that name everything this profile says; counts and kept layers by content, files not by path.
+        """16 hex digits that name what judges tokens: models, rule, verifier and the drafter with its largest K.
 
+        Counts and kept layers by content, files not by path. Not the engine with its guard, nor where roles run: under
+        a lossy rule how much is drafted may change a text, its bound never. Nor name, consent or calibration record.
         Raises ConfigError for a mask that cannot be read.
         """
-        content = pinned(self).model_dump_json(exclude={"rule": {"table", "store"}, "verifier": {"mask"}})
+        content = pinned(self).model_dump_json(
+            include={"target", "drafter", "verifier", "rule"},
+            exclude={"rule": {"table", "store", "calibration"}, "verifier": {"mask"}},
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @model_validator(mode="after")

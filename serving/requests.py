@@ -104,6 +104,11 @@ class GenerationRequest:
     receipt: "Receipt | None" = None
     received_s: float | None = None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether every token must be the target's own: as the request asks, or because nothing is drafted."""
+        return self.tightening.is_strict or self.max_draft == 0
+
 
 @dataclass(frozen=True, slots=True)
 class SlimReceipt:
@@ -135,8 +140,9 @@ class Receipt:
     for drafts that were verified (a pass that only reads text is in no count); cached_tokens are prompt tokens whose KV
     was there already; choices counts the drafts of each source. Of a lossy rule: the budget (None: nothing bounds the
     sum, as of any answer with a slim verifier's tokens) and the regret spent in nats, exceptions, those among them
-    whose pair a memory knew (rescues), and the output token at which the budget first stood in the way. `profile` and
-    `memory` name the profile and the counts as of the admission.
+    whose pair a memory knew (rescues), and the output token at which the budget first stood in the way. Regret is of
+    the target's distribution as the request adjusts it, log probabilities are the model's own. `profile` and `memory`
+    name the profile and the counts as of the admission.
     """
 
     rounds: int = 0

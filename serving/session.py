@@ -66,7 +66,7 @@ class Session:
             ledger=request.ledger,
             receipt=request.receipt or Receipt(),
             wants_tiers=request.wants_tiers,
-            is_strict=request.tightening.is_strict,
+            is_strict=request.is_strict,
             _buffer=buffer,
             _length=len(known),
         )

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 
 from serving.app import AppArgs, app
-from serving.config import Profile, SuffixDrafter, ViaVerifier, check_servable, load_profile, profile_names
-from serving.config_rules import AsdRule, CsdRule
+from serving.config import (
+    EngineConfig,
+    ModelConfig,
+    Profile,
+    SuffixDrafter,
+    ViaVerifier,
+    check_servable,
+    load_profile,
+    profile_names,
+)
+from serving.config_rules import AsdRule, Calibration, CsdRule
 from serving.errors import ConfigError
 
 
@@ -130,3 +139,36 @@ def test_a_loaded_profile_keeps_its_layers_whatever_becomes_of_the_file(tmp_path
     assert travelled.hash == before.hash
     with pytest.raises(ConfigError, match=r"verifier.mask: .*neither a shipped mask nor a file"):
         load_profile(str(path))
+
+
+CALIBRATED = Calibration(num_mismatches=9, shares=(1.0, *[0.0] * 10), provenance="2026-11-30")
+BASE = Profile(name="a", drafter=SuffixDrafter(), rule=AsdRule())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "b"},
+        {"allow_uncertified": True},
+        {"engine": EngineConfig(max_sessions=2, max_length=64, guard=False)},
+        {"placement": "colocated"},
+        {"rule": AsdRule(calibration=CALIBRATED)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_the_hash_is_the_same_wherever_and_however_large_a_profile_runs(other: dict[str, object]) -> None:
+    assert BASE.model_copy(update=other).hash == BASE.hash
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"target": ModelConfig(dtype="float32")},
+        {"drafter": SuffixDrafter(max_draft=2)},
+        {"rule": AsdRule(budget=7.0)},
+        {"verifier": ViaVerifier()},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_the_hash_names_models_rule_and_verifier(other: dict[str, object]) -> None:
+    assert BASE.model_copy(update=other).hash != BASE.hash

@@ -3,17 +3,16 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
 from serving.config_rules import Calibration
-from serving.memory.drift import drift, shares_of
+from serving.memory.drift import drift_of
 from tuning.audit_records import PLAIN, STRICT, Answer, ArmRun, Group
 from tuning.bootstrap import Interval, mean, ratio
 
 LEAST_TASK_SCORE = 0.2
-LEAST_GROUPS = 6  # resampled by fewer, an interval of speed is narrower than the truth
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ArmNumbers:
     rescues_per_request: float
     regret_per_request: float
     regret_share_of_budget: float | None
-    exhausted_requests: float
+    exhausted_requests: float | None
     exhausted_at_median: float | None
     tier_shares: dict[str, float]
     log_likelihood_per_token: Interval | None
@@ -97,8 +96,8 @@ def arm_numbers(arm: str, groups: Sequence[Group], judged: Judgements) -> ArmNum
         rescues_per_request=_over(sum(receipt.rescues for receipt in receipts), len(answers)),
         regret_per_request=_over(spent, len(answers)),
         regret_share_of_budget=_over(spent, sum(budgets)) if budgets else None,
-        exhausted_requests=_over(len(stops), len(answers)),
-        exhausted_at_median=statistics.median(stops) if stops else None,
+        exhausted_requests=_over(len(stops), len(answers)) if budgets else None,
+        exhausted_at_median=_median(stops),
         tier_shares={tier: _over(count, tokens) for tier, count in sorted(tiers.items())},
         log_likelihood_per_token=ratio(
             [one.log_likelihood for one in verdicts], [answer.num_tokens for answer in answers]
@@ -119,7 +118,7 @@ def paired_numbers(
     mismatches = _summed([group.runs[arm].first_mismatches for group in groups])
     return Paired(
         identical_to_strict=mean([float(a.output_ids == b.output_ids) for a, b in pairs]),
-        first_divergence_median=statistics.median(splits) if splits else None,
+        first_divergence_median=_median(splits),
         log_likelihood_difference=mean(
             [_per_token(judged[arm, a.prompt_id], a) - _per_token(judged[STRICT, b.prompt_id], b) for a, b in pairs]
         ),
@@ -127,9 +126,7 @@ def paired_numbers(
         speed_ratio_to_strict=_speed_ratio(groups, arm, STRICT),
         speed_ratio_to_plain=_speed_ratio(groups, arm, PLAIN),
         strict_speed_ratio_to_plain=_speed_ratio(groups, STRICT, PLAIN),
-        drift_from_calibration=(
-            round(drift(calibration.shares, shares_of(mismatches)), 4) if calibration and sum(mismatches) else None
-        ),
+        drift_from_calibration=drift_of(mismatches, calibration.shares) if calibration else None,
         task_scores=_task_scores(arm, pairs, judged, tasks),
     )
 
@@ -162,15 +159,11 @@ def _task_scores(
 
 
 def _speed_ratio(groups: Sequence[Group], arm: str, other: str) -> Interval | None:
-    """Seconds a token of `other` over those of `arm`, groups resampled: how many times as fast `arm` is.
-
-    Of fewer than LEAST_GROUPS groups it is a number without an interval.
-    """
-    found = ratio(
+    """Seconds a token of `other` over those of `arm`, groups resampled: how many times as fast `arm` is."""
+    return ratio(
         [group.runs[other].seconds / _num_tokens(group.runs[other]) for group in groups],
         [group.runs[arm].seconds / _num_tokens(group.runs[arm]) for group in groups],
     )
-    return found if found is None or len(groups) >= LEAST_GROUPS else replace(found, low=None, high=None)
 
 
 def _num_tokens(run: ArmRun) -> int:
@@ -183,6 +176,10 @@ def _answers(arm: str, groups: Sequence[Group]) -> list[Answer]:
 
 def _per_token(judged: Judged, answer: Answer) -> float:
     return judged.log_likelihood / max(1, answer.num_tokens)
+
+
+def _median(values: Sequence[int]) -> float | None:
+    return float(statistics.median(values)) if values else None
 
 
 def _over(part: float, whole: float) -> float:

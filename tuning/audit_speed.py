@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from tuning.audit_records import KeyedRecord
 from tuning.bootstrap import Interval, ratio
 
-LEAST_TRIPLES = 6  # resampled by fewer, an interval is narrower than the truth
 TOLERANCE = 0.03
 
 
@@ -29,8 +28,7 @@ class Triple(KeyedRecord):
 class SpeedNumbers:
     """Of one candidate's triples. Its ratio is to the mean of the two neighbours, strict's is the first to the second.
 
-    The protocol is met where there are LEAST_TRIPLES and the interval of strict's ratio to itself is within TOLERANCE
-    of 1. Intervals are over triples; of fewer than LEAST_TRIPLES they have no ends.
+    Intervals are over triples. The protocol is met where that of strict's ratio to itself is within TOLERANCE of 1.
     """
 
     triples: int
@@ -47,24 +45,19 @@ def speed_numbers(triples: Sequence[Triple]) -> SpeedNumbers:
     first, second = [triple.strict_s[0] for triple in triples], [triple.strict_s[1] for triple in triples]
     neighbours = [sum(triple.strict_s) / 2 for triple in triples]
     num_tokens = sum(triple.num_tokens for triple in triples)
-    itself = _speed_ratio(second, first)
+    itself = ratio(second, first)
     return SpeedNumbers(
         triples=len(triples),
         tokens_per_s=round(num_tokens / sum(ours), 4) if triples else None,
         strict_tokens_per_s=round(num_tokens / sum(neighbours), 4) if triples else None,
-        ratio_to_strict=_speed_ratio(neighbours, ours),
+        ratio_to_strict=ratio(neighbours, ours),
         strict_ratio_to_itself=itself,
         protocol_met=_is_steady(itself),
     )
 
 
-def _speed_ratio(other_s: Sequence[float], ours_s: Sequence[float]) -> Interval | None:
-    """How many times as fast those are that took `ours_s` for the work of which others took `other_s`."""
-    found = ratio(other_s, ours_s)
-    return found if found is None or len(ours_s) >= LEAST_TRIPLES else Interval(found.value, None, None)
-
-
 def _is_steady(itself: Interval | None) -> bool:
-    if itself is None or itself.low is None or itself.high is None:
+    if itself is None or itself.ends is None:
         return False
-    return itself.low >= 1.0 - TOLERANCE and itself.high <= 1.0 + TOLERANCE
+    low, high = itself.ends
+    return low >= 1.0 - TOLERANCE and high <= 1.0 + TOLERANCE

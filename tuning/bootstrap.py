@@ -9,21 +9,26 @@ import numpy.typing as npt
 Values = npt.NDArray[np.float64]
 
 NUM_RESAMPLES = 2000
+LEAST_SAMPLES = 6  # resampled by fewer, an interval is narrower than the truth
 _COVERAGE = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95 % percentile interval over prompts; ends that too few of them cannot tell are None."""
+    """An estimate with its 95 % percentile interval; of fewer than LEAST_SAMPLES values it has no ends."""
 
     value: float
     low: float | None
     high: float | None
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """(low, high)."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.value:.3f}"
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        told = "no interval" if self.ends is None else f"[{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.value:.3f}{', ' if self.ends is None else ' '}{told}"
 
 
 def mean(values: Sequence[float], *, seed: int = 0) -> Interval | None:
@@ -41,8 +46,10 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: i
 
 def _interval(columns: list[Values], statistic: Callable[[list[Values]], Values], *, seed: int) -> Interval:
     size = len(columns[0])
+    (value,) = statistic([column.mean(keepdims=True) for column in columns])
+    if size < LEAST_SAMPLES:
+        return Interval(round(float(value), 6), None, None)
     picks = np.random.default_rng(seed).integers(size, size=(NUM_RESAMPLES, size))
     resampled = statistic([column[picks].mean(axis=1) for column in columns])
-    (value,) = statistic([column.mean(keepdims=True) for column in columns])
     low, high = np.percentile(resampled, _COVERAGE)
     return Interval(round(float(value), 6), round(float(low), 6), round(float(high), 6))

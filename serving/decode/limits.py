@@ -29,7 +29,7 @@ class SchedulerLimits:
             raise RequestError("prompt", "must hold at least one token")
         if max_tokens < 1:
             raise RequestError("max_tokens", f"must be at least 1, got {max_tokens}")
-        is_loose = self.greedy_only is not None and not request.tightening.is_strict
+        is_loose = self.greedy_only is not None and not request.is_strict
         if is_loose and not request.sampling.is_greedy:
             raise RequestError(
                 "temperature",

@@ -3,9 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from serving.memory.drift import drift, shares_of
-
-LEAST_MISMATCHES = 500  # fewer differ from their own distribution by more than an alarm should tolerate
+from serving.memory.drift import LEAST_MISMATCHES, drift_of
 
 
 class DriftWatch:
@@ -22,4 +20,4 @@ class DriftWatch:
         while len(self._totals) > 2 and sum(totals) - sum(self._totals[1]) >= LEAST_MISMATCHES:
             self._totals.popleft()
         latest = [new - old for old, new in zip(self._totals[0], totals, strict=True)]
-        return drift(self._expected, shares_of(latest)) if sum(latest) >= LEAST_MISMATCHES else None
+        return drift_of(latest, self._expected)

@@ -1,6 +1,8 @@
 """Counts of pairs that grow by a few at a time while others hold older snapshots of them."""
 
+import hashlib
 import heapq
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar, overload
@@ -10,14 +12,20 @@ from serving.memory.correction import PairCounts
 T = TypeVar("T")
 _NUM_SHARDS = 1021  # a prime, so that pairs spread over all shards; a change copies its shard
 _EMPTY: Mapping[int, int] = {}
+_ENTRY = struct.Struct("<qq")
+_DIGESTS = 2**64
 
 
 class ShardedCounts(Mapping[int, int]):
-    """Counts by pair that never change. A successor with few changes shares all that it can with them."""
+    """Counts by pair that never change. A successor with few changes shares all that it can with them.
 
-    def __init__(self, shards: tuple[Mapping[int, int], ...] = (_EMPTY,) * _NUM_SHARDS) -> None:
+    `digest` is that of `digest_of`, kept up to date by what changes.
+    """
+
+    def __init__(self, shards: tuple[Mapping[int, int], ...] = (_EMPTY,) * _NUM_SHARDS, digest: int = 0) -> None:
         self._shards = shards
         self._size = sum(map(len, shards))
+        self.digest = digest
 
     def __getitem__(self, pair: int) -> int:
         return self._shards[pair % _NUM_SHARDS][pair]
@@ -39,6 +47,7 @@ class ShardedCounts(Mapping[int, int]):
     def changed(self, counts: Mapping[int, int], *, without: Iterable[int] = ()) -> "ShardedCounts":
         """These with `counts` in their place, and none of the pairs in `without`."""
         fresh: dict[int, dict[int, int]] = {}
+        digest = self.digest
 
         def shard(pair: int) -> dict[int, int]:
             index = pair % _NUM_SHARDS
@@ -47,13 +56,30 @@ class ShardedCounts(Mapping[int, int]):
             return fresh[index]
 
         for pair, count in counts.items():
+            digest += _digest_of_entry(pair, count) - _digest_of_entry(pair, shard(pair).get(pair, 0))
             shard(pair)[pair] = count
         for pair in without:
-            shard(pair).pop(pair, None)
+            digest -= _digest_of_entry(pair, shard(pair).pop(pair, 0))
         shards = list(self._shards)
         for index, one in fresh.items():
             shards[index] = one
-        return ShardedCounts(tuple(shards))
+        return ShardedCounts(tuple(shards), digest % _DIGESTS)
+
+
+def name_of(counts: Mapping[int, int]) -> str:
+    """16 hex digits, the same for equal counts wherever and in whatever order they grew; empty without any."""
+    digest = counts.digest if isinstance(counts, ShardedCounts) else digest_of(counts)
+    return f"{digest:016x}" if counts else ""
+
+
+def digest_of(counts: Mapping[int, int]) -> int:
+    """The sum, modulo 2 ** 64, of a hash of each (pair, count): it has no order, so growing adds and subtracts."""
+    return sum(_digest_of_entry(pair, count) for pair, count in counts.items()) % _DIGESTS
+
+
+def _digest_of_entry(pair: int, count: int) -> int:
+    """0 for a pair that was not seen."""
+    return int.from_bytes(hashlib.blake2b(_ENTRY.pack(pair, count), digest_size=8).digest()) if count else 0
 
 
 class GrowingCounts:
@@ -80,13 +106,12 @@ class GrowingCounts:
             {pair: self._rescued.get(pair, 0) + count for pair, count in delta.rescued.items()},
         )
 
-    def raise_to(self, totals: PairCounts) -> bool:
-        """The larger of both counts of each pair; says whether any was seen more often than known."""
+    def raise_to(self, totals: PairCounts) -> None:
+        """The larger of both counts of each pair."""
         seen = {pair: count for pair, count in totals.seen.items() if count > self._seen.get(pair, 0)}
         rescued = {pair: count for pair, count in totals.rescued.items() if count > self._rescued.get(pair, 0)}
         if seen:
             self._put(seen, rescued)
-        return bool(seen)
 
     def _put(self, seen: Mapping[int, int], rescued: Mapping[int, int]) -> None:
         self._seen = self._seen.changed(seen)

@@ -39,12 +39,6 @@ class OnlineMemory:
         self._counts: OrderedDict[str, GrowingCounts] = OrderedDict()
         self._untold: dict[str, GrowingCounts] = {}
         self._told = Told(0, {})
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        """How often the counts have grown: what a snapshot is called."""
-        return self._version
 
     def snapshot(self, salt: str) -> PairCounts:
         """The tenant's counts as of now; they never change."""
@@ -62,7 +56,6 @@ class OnlineMemory:
                 tenant = tenant_of(salt)
                 self._untold.setdefault(tenant, GrowingCounts(self._max_pairs)).add(delta)
                 self._of(tenant).add(delta)
-                self._version += 1
 
     def tell(self) -> Told:
         """What others have not acknowledged: the same again, or what was added here since."""
@@ -89,7 +82,7 @@ class OnlineMemory:
                 {pair: n + sum(one.seen.get(pair, 0) for one in own) for pair, n in totals.seen.items()},
                 {pair: n + sum(one.rescued.get(pair, 0) for one in own) for pair, n in totals.rescued.items()},
             )
-            self._version += self._of(tenant).raise_to(whole)
+            self._of(tenant).raise_to(whole)
 
     def _of(self, tenant: str) -> GrowingCounts:
         """The tenant's counts, which are about to grow."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from serving.config_rules import AsdControls, AsdCsdRule, AsdRule, CsdControls, CsdRule, RuleConfig, StrictRule
 from serving.memory.correction import EMPTY_COUNTS, PairCounts, RequestMemory
+from serving.memory.growing import name_of
 from serving.memory.online import OnlineMemory
 from serving.requests import GenerationRequest, Receipt
 from serving.rules import asd, asd_csd, csd, strict
@@ -40,18 +41,19 @@ class RuleBook:
     def open(self, request: GenerationRequest) -> Terms:
         """Raises RequestError where the request asks for more than the profile gives."""
         config = rule_for(self.config, request)
+        learned = self._learned(config, request.salt)
         receipt = replace(
             request.receipt or Receipt(),
             lossless=config.is_lossless,
-            reason=reason(config, vouched=self.vouched),
+            reason=reason(config, vouched=self.vouched, is_adjusted=request.sampling.adjusts_logits),
             profile=self.profile_hash,
             budget=budget_of(config),
             regret_spent=request.ledger.regret_spent,
-            memory=self._memory_id if isinstance(config, CsdControls) else "",
+            memory=self._memory_id(learned) if isinstance(config, CsdControls) else "",
         )
         if receipt.slim is not None and receipt.slim.decided:  # by the replica that died
             receipt = unbounded(receipt)
-        return Terms(self._rule(config, request), receipt)
+        return Terms(self._rule(config, request, learned), receipt)
 
     def close(self, request_id: str) -> None:
         """What a request has met may nominate for later ones, where the memory learns."""
@@ -59,25 +61,29 @@ class RuleBook:
         if memory is not None and self.online is not None:
             self.online.add(salt, memory.own)
 
-    @property
-    def _memory_id(self) -> str:
-        frozen = self.frozen.fingerprint or "empty"
-        return frozen if self.online is None else f"{frozen}+{self.online.version}"
+    def _learned(self, config: RuleConfig, salt: str) -> PairCounts:
+        """What the tenant's requests have met so far, where the memory learns and the rule asks it."""
+        if self.online is None or not isinstance(config, CsdControls):
+            return EMPTY_COUNTS
+        return self.online.snapshot(salt)
 
-    def _rule(self, config: RuleConfig, request: GenerationRequest) -> AcceptanceRule:
+    def _memory_id(self, learned: PairCounts) -> str:
+        frozen = self.frozen.fingerprint or "empty"
+        return frozen if self.online is None else f"{frozen}+{name_of(learned.seen) or 'empty'}"
+
+    def _rule(self, config: RuleConfig, request: GenerationRequest, learned: PairCounts) -> AcceptanceRule:
         match config:
             case StrictRule():
                 return strict.StrictRule()
             case AsdRule():
                 return _asd(config, request)
             case CsdRule():
-                return self._csd(config, request)
+                return self._csd(config, request, learned)
             case AsdCsdRule():
-                return asd_csd.AsdCsdRule(_asd(config, request), self._csd(config, request), config.combine)
+                return asd_csd.AsdCsdRule(_asd(config, request), self._csd(config, request, learned), config.combine)
 
-    def _csd(self, config: CsdControls, request: GenerationRequest) -> csd.CsdRule:
-        snapshots = [self.frozen] if self.online is None else [self.frozen, self.online.snapshot(request.salt)]
-        memory = RequestMemory(*snapshots, resumed=request.resume_seen)
+    def _csd(self, config: CsdControls, request: GenerationRequest, learned: PairCounts) -> csd.CsdRule:
+        memory = RequestMemory(self.frozen, learned, resumed=request.resume_seen)
         self._memories[request.request_id] = request.salt, memory
         held_ids = self.special_ids | request.limits.stop_ids
         return csd.CsdRule(memory, config.count_above, config.min_ratio, held_ids)

@@ -28,10 +28,10 @@ class Purse:
         """Accept mismatches in `wanted` (bool[K]) while the ledger affords them: run < B, run + r <= B, fewer than M.
 
         One float64 running sum begins at the ledger and adds regrets in order, as `Ledger.charge` does, so both
-        agree to the last bit.
+        agree to the last bit. A purse that was empty from the start is strict, and never exhausted.
         """
         mismatch = scores.mismatch
-        if not wanted.any():
+        if self.is_empty or not wanted.any():
             return accept_prefix(scores, ~mismatch, counts=counts)
         run = np.cumsum(np.concatenate(([ledger.regret_spent], np.where(mismatch, scores.regret, 0.0))))
         within = (run[:-1] < self.budget) & (run[1:] <= self.budget)

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
-from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig, StrictRule
+from serving.config_rules import AsdControls, AsdCsdRule, AsdRule, CsdRule, RuleConfig, StrictRule
 from serving.requests import Receipt
 
 _SLIM = "slim tier: some tokens were decided without the target; nothing bounds them, audit_regret is only a log"
 
 
-def reason(rule: RuleConfig, *, vouched: str) -> str:
-    """Why an answer under `rule` is lossless, or how far it may be from the target's own; `vouched`: by whom."""
+def reason(rule: RuleConfig, *, vouched: str, is_adjusted: bool = False) -> str:
+    """Why an answer under `rule` is lossless, or how far it may be from the target's own; `vouched`: by whom.
+
+    Where bias or penalties adjust the logits (`is_adjusted`), the target's own is the likeliest token after them.
+    """
     if rule.is_lossless and rule.kind != "strict":
         return f"rule {rule.kind} with nothing to accept is strict, full tier: every token is the target's own"
     match rule:
@@ -23,7 +26,8 @@ def reason(rule: RuleConfig, *, vouched: str) -> str:
             )
         case AsdCsdRule():
             bound = f"the regret of this answer adds up to at most {rule.budget:g} nats, {rule.combine!r} of both tests"
-    return f"rule {rule.kind}: {bound}; {vouched}"
+    basis = "; measured on the target's distribution as the request adjusts it" if is_adjusted else ""
+    return f"rule {rule.kind}: {bound}{basis}; {vouched}"
 
 
 def unbounded(receipt: Receipt) -> Receipt:
@@ -34,10 +38,6 @@ def unbounded(receipt: Receipt) -> Receipt:
 
 def budget_of(rule: RuleConfig) -> float | None:
     """Nats that a request may spend in all; None where nothing bounds their sum."""
-    match rule:
-        case AsdRule() | AsdCsdRule():
-            return rule.budget
-        case CsdRule() if not rule.is_lossless:
-            return None
-        case _:
-            return 0.0
+    if rule.is_lossless:
+        return 0.0
+    return rule.budget if isinstance(rule, AsdControls) else None

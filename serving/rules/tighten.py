@@ -10,6 +10,8 @@ _CONTROLS = ("budget", "gate", "max_exceptions")
 def rule_for(rule: RuleConfig, request: GenerationRequest) -> RuleConfig:
     """The rule that judges `request`. Raises RequestError for what would loosen it, does not apply, or samples."""
     tightened = _tightened(rule, request.tightening)
+    if request.is_strict:
+        return StrictRule()
     if not tightened.is_lossless and not request.sampling.is_greedy:
         raise RequestError(
             "temperature",
@@ -21,8 +23,6 @@ def rule_for(rule: RuleConfig, request: GenerationRequest) -> RuleConfig:
 
 
 def _tightened(rule: RuleConfig, asked: Tightening) -> RuleConfig:
-    if asked.is_strict:
-        return StrictRule()
     values = {name: getattr(asked, name) for name in _CONTROLS if getattr(asked, name) is not None}
     for name, value in values.items():
         if not isinstance(rule, AsdControls):
@@ -36,6 +36,4 @@ def _tightened(rule: RuleConfig, asked: Tightening) -> RuleConfig:
                 f"speculation.{name}",
                 f"is {value:g}, but a request may only lower the profile's {getattr(rule, name):g}",
             )
-    if values.get("max_exceptions") == 0:  # nothing can be spent then
-        values["budget"] = 0.0
     return rule.model_copy(update=values) if values else rule

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from serving.config_rules import AsdRule, Calibration
 from serving.decode.offline import complete
 from serving.deploy import metric_table as m
-from serving.deploy.drift_watch import LEAST_MISMATCHES, DriftWatch
+from serving.deploy.drift_watch import DriftWatch
 from serving.deploy.hops import Hops
 from serving.deploy.metric_table import METRICS
 from serving.deploy.readings import WINDOW_S, Publisher
-from serving.memory.drift import NUM_BINS
+from serving.memory.drift import LEAST_MISMATCHES, NUM_BINS
 from serving.rules.book import RuleBook
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, request
 from tests.decode.test_lossy import NearModel

@@ -19,8 +19,8 @@ from serving.memory.suffix import SuffixCache
 from serving.requests import GenerationRequest
 from serving.types import Ids, as_ids
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, oracle, plain, request
-from tuning.audit_speed import LEAST_TRIPLES, Triple, speed_numbers
-from tuning.bootstrap import Interval
+from tuning.audit_speed import Triple, speed_numbers
+from tuning.bootstrap import LEAST_SAMPLES, Interval
 from tuning.prompts import Prompt
 
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.01, 0.99)
@@ -39,12 +39,14 @@ class Machine:
     """Answers for the engine: how long strict's second side takes, by candidate, over and over."""
 
     second_s: dict[str, Sequence[float]]
+    took_s: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
 
     def measure(self, candidate: str, number: int) -> Triple:
         self.asked.append((candidate, number))
         found = self.second_s[candidate]
-        return triple(candidate, number, second_s=found[number % len(found)])
+        made = triple(candidate, number, second_s=found[number % len(found)])
+        return made.model_copy(update={"took_s": self.took_s.get(candidate, 4.0)})
 
     def triples(self, path: Path, *, minutes: float) -> Triples:
         return Triples(list(self.second_s), minutes, path, "k", self.measure)
@@ -59,14 +61,27 @@ def test_each_candidate_in_turn_until_strict_agrees_with_itself(tmp_path: Path) 
     assert {name: speed_numbers(one).protocol_met for name, one in done.items()} == {
         "plain": True, "mine": False, "yours": True,
     }  # fmt: skip
-    assert len(done["plain"]) == len(done["yours"]) == LEAST_TRIPLES
+    assert len(done["plain"]) == len(done["yours"]) == LEAST_SAMPLES
     assert sum(one.took_s for one in found) == 120.0  # the noisy one took what was left of the time
     assert [one.number for one in done["mine"]] == list(range(18))
 
 
 def test_it_ends_as_soon_as_all_are_done(tmp_path: Path) -> None:
     machine = Machine({"plain": STEADY, "mine": STEADY})
-    assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=60.0))) == 2 * LEAST_TRIPLES
+    assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=60.0))) == 2 * LEAST_SAMPLES
+
+
+def test_every_candidate_has_its_turn_even_where_the_time_is_too_short_for_all(tmp_path: Path) -> None:
+    machine = Machine({"plain": NOISY, "mine": NOISY, "yours": NOISY})
+    assert len(list(machine.triples(tmp_path / "t.jsonl", minutes=0.05))) == 3
+    assert machine.asked == [("plain", 0), ("mine", 0), ("yours", 0)]
+
+
+def test_no_second_triple_is_begun_that_would_not_end_in_time(tmp_path: Path) -> None:
+    slow = Machine({"plain": NOISY, "mine": NOISY}, took_s={"mine": 9.0})
+    found = list(slow.triples(tmp_path / "t.jsonl", minutes=35 / 60))
+    assert [one.candidate for one in found] == ["plain", "mine"] * 2 + ["plain"] * 2
+    assert sum(one.took_s for one in found) == 34.0
 
 
 def test_an_interrupted_one_goes_on_with_the_triples_it_has(tmp_path: Path) -> None:
@@ -93,7 +108,7 @@ def test_triples_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_triples() -> None:
-    found = [triple("mine", number, second_s=1.0, candidate_s=0.5) for number in range(LEAST_TRIPLES)]
+    found = [triple("mine", number, second_s=1.0, candidate_s=0.5) for number in range(LEAST_SAMPLES)]
     numbers = speed_numbers(found)
     assert (numbers.triples, numbers.tokens_per_s, numbers.strict_tokens_per_s) == (6, 64.0, 32.0)
     assert (numbers.ratio_to_strict, numbers.strict_ratio_to_itself) == (Interval(2, 2, 2), Interval(1, 1, 1))
@@ -133,6 +148,14 @@ REPORT = {
     "target": {"model": "m", "dtype": "float32"}, "drafter": {"kind": "model"},
     "provenance": {"date": "", "processor": "", "command": ""},
 }  # fmt: skip
+
+
+def test_answers_of_an_audit_depend_on_the_batch_and_names_that_a_profiles_hash_leaves_out(tmp_path: Path) -> None:
+    profile = load_profile("asd")
+    engine = profile.engine.model_copy(update={"max_sessions": 2})
+    others = [profile.model_copy(update={"engine": engine}), profile.model_copy(update={"name": "mine"})]
+    assert {one.hash for one in others} == {profile.hash}
+    assert len({AuditRuns([one], [], 20, tmp_path / "a.jsonl").key for one in (profile, *others)}) == 3
 
 
 def test_prompts_take_turns_and_none_comes_twice_in_a_triple() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from serving.models.adjust import adjust
+from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
 from serving.requests import Sampling
 from serving.types import as_ids
@@ -55,3 +56,13 @@ def test_the_definition() -> None:
     last = found[-1]
     assert (last[7], last[9], last[11], last[3]) == (-(4 * 0.5 + 0.25), 1 - (2 * 0.5 + 0.25), -0.75, 0.0)
     assert [row[2] == -math.inf for row in found] == [True, True, *[False] * 6]
+
+
+def test_regret_is_of_the_adjusted_distribution_and_log_probabilities_of_the_models_own() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    bias = Sampling(logit_bias=((0, 4.0),))
+    request = ScoreRequest("a", as_ids([9, 1]), 2, bias, prompt_len=1, num_logprobs=0)
+    (table,) = score_tables(logits.clone(), [request])
+    assert (table.next_ids[0], table.draft_ids[0], table.regret[0]) == (0, 1, 2.0)  # 4 - 2, not 0
+    assert table.logprobs is not None
+    assert table.logprobs.draft[0] - table.logprobs.next[0] == pytest.approx(2.0)  # the model prefers the drafted one

@@ -50,6 +50,7 @@ def loop(rule: AsdRule, scores: ScoreTable, ledger: Ledger) -> tuple[int, Ledger
             and regret / q_of(rule, index, size) <= rule.gate
             and int(scores.draft_ids[index]) not in rule.held_ids
             and number < rule.purse.max_exceptions
+            and rule.purse.budget > 0
         )
         is_affordable = run < rule.purse.budget and run + regret <= rule.purse.budget
         if not (is_wanted and is_affordable):
@@ -88,7 +89,7 @@ def test_a_zero_anywhere_is_strict_ties_included(scores: ScoreTable, rule: AsdRu
     tightened = replace(rule, gate=0.0) if zero == "gate" else replace(rule, purse=replace(rule.purse, **{zero: 0}))
     verdict = tightened.judge(scores, ledger)
     assert tightened.is_lossless
-    assert replace(verdict, is_exhausted=False) == StrictRule().judge(scores, ledger)
+    assert verdict == StrictRule().judge(scores, ledger)
 
 
 @given(blocks(), rules(), ledgers)

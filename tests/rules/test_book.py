@@ -1,12 +1,15 @@
 """What a profile promises of its rule and what the rule that judges says of itself are one thing."""
 
 import math
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config_rules import AsdCsdRule, AsdRule, CsdRule, RuleConfig, StrictRule
 from serving.memory.correction import PairCounts
+from serving.requests import Sampling
 from serving.rules.book import RuleBook
 from serving.types import Ledger, ScoreTable
 from tests.decode.scripted import request
@@ -37,3 +40,13 @@ def test_a_config_is_lossless_iff_its_rule_is_and_then_nothing_but_the_targets_o
     assert config.is_lossless == terms.rule.is_lossless == terms.receipt.lossless
     if config.is_lossless:
         assert terms.rule.judge(scores, Ledger()).exceptions == ()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(logit_bias=((7, 1.0),)), Sampling(frequency_penalty=0.5)], ids=str)
+def test_a_receipt_says_whose_distribution_its_regret_is_of(sampling: Sampling) -> None:
+    adjusted = replace(request("a"), sampling=sampling)
+    said = "measured on the target's distribution as the request adjusts it"
+    for config in (AsdRule(), CsdRule(), AsdCsdRule()):
+        assert said in RuleBook(config).open(adjusted).receipt.reason
+        assert said not in RuleBook(config).open(request("a")).receipt.reason
+    assert said not in RuleBook(AsdRule(budget=0.0)).open(adjusted).receipt.reason

@@ -9,7 +9,7 @@ from serving.config_rules import Calibration
 from serving.decode.offline import complete
 from serving.errors import DrafthouseError
 from serving.memory.correction import pair_of
-from serving.memory.drift import EDGES, NUM_BINS, bin_of, drift, shares_of
+from serving.memory.drift import EDGES, LEAST_MISMATCHES, NUM_BINS, bin_of, drift, shares_of
 from serving.requests import Receipt, SlimReceipt
 from serving.rules.book import RuleBook
 from serving.types import ExceptionRecord, as_ids
@@ -81,6 +81,7 @@ def test_intervals_hold_the_estimate_and_shrink_with_prompts() -> None:
     two_to_one = ratio([2.0] * 8, [1.0] * 8)
     assert two_to_one is not None
     assert (two_to_one.value, two_to_one.low, two_to_one.high) == (2.0, 2.0, 2.0)
+    assert mean([1.0] * 5) == Interval(1.0, None, None)
     assert mean([]) is None
     assert ratio([], []) is None
     assert ratio([1.0], [0.0]) is None
@@ -174,20 +175,24 @@ def test_the_numbers_of_an_audit() -> None:
     assert (mine.tokens, mine.tokens_per_s, mine.accepted_length, mine.accepted_at) == (6, 6.0, 1.0, [0.75, 0.25])
     assert (mine.tokens_per_target_pass, mine.cycles_per_1k_tokens) == (1.5, pytest.approx(666.6667))
     assert (mine.regret_share_of_budget, mine.exceptions_per_request, mine.exhausted_at_median) == (0.25, 1.0, 3)
+    assert (mine.exhausted_requests, str(mine.exhausted_at_median)) == (1.0, "3.0")
+    assert arm_numbers("strict", groups, judged).exhausted_requests is None  # nothing to exhaust
     assert mine.tier_shares == {"bonus": 1.0}
     assert (mine.slim_passes_per_token, mine.draft_passes_per_token, mine.cut_by_max_tokens) == (1.0, 2.0, 0.5)
     calibration = calibration_of([Mismatch(4, 0, 1, 2, 9.0)], provenance="")
     paired = paired_numbers("mine", groups, judged, tasks={"a": "gsm8k", "b": "gsm8k"}, calibration=calibration)
     assert paired.identical_to_strict is not None
     assert paired.identical_to_strict.value == 0.5
-    assert paired.first_divergence_median == 2
+    assert str(paired.first_divergence_median) == "2.0"
     assert paired.speed_ratio_to_strict == Interval(2.0, None, None)  # of one group nothing can be resampled
     many = paired_numbers("mine", groups * 6, judged, tasks={}, calibration=None).speed_ratio_to_strict
     assert many == Interval(2.0, 2.0, 2.0)
-    assert (str(many), str(paired.speed_ratio_to_strict)) == ("2.000 [2.000, 2.000]", "2.000")
+    assert (str(many), str(paired.speed_ratio_to_strict)) == ("2.000 [2.000, 2.000]", "2.000, no interval")
     assert paired.log_likelihood_difference is not None
     assert paired.log_likelihood_difference.value == pytest.approx(-0.375)
-    assert paired.drift_from_calibration == 1.0
+    assert paired.drift_from_calibration is None  # of so few mismatches any two would differ
+    enough = paired_numbers("mine", groups * LEAST_MISMATCHES, judged, tasks={}, calibration=calibration)
+    assert enough.drift_from_calibration == 1.0
     assert paired.task_scores["gsm8k"]["difference"].value == 0.5
     poor = {key: Judged(one.log_likelihood, (), solved=key[0] == "mine") for key, one in judged.items()}
     scores = paired_numbers("mine", groups, poor, tasks={"a": "gsm8k"}, calibration=None).task_scores
