@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from serving.build import build
@@ -31,7 +32,7 @@ class Recording:
         engine = self.profile.engine.model_copy(update={"guard": False})
         return self.profile.model_copy(update={"rule": StrictRule(), "engine": engine})
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What the lines of `path` depend on besides their prompts: models by content, they may be trained anew."""
         parts = (self.strict.model_dump_json(), models_identity(self.profile), str(self.max_tokens))

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from jobs.__main__ import main
-from serving.config import load_profile
+from jobs.recorded import Recording
+from serving.config import ModelDrafter, load_profile
 from tuning.mismatches import Mismatch
 
 FOUND = [Mismatch(4, place % 4, 1, 2, 0.1 + place / 10) for place in range(40)]
@@ -97,3 +98,14 @@ def test_a_table_that_nominates_nothing_is_warned_of(
     told = capsys.readouterr()
     assert ("nominates nothing; give more prompts" in told.err) is warned
     assert json.loads(told.out)["pairs_above"] == (not warned)
+
+
+def test_what_an_earlier_drafter_met_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights, profile = tmp_path / "model.safetensors", load_profile("strict")
+    profile = profile.model_copy(update={"drafter": ModelDrafter(model=str(tmp_path))})
+    keys = []
+    for content in (b"first", b"retrained"):
+        weights.write_bytes(content)
+        keys.append(Recording(profile, max_tokens=8, path=tmp_path / "r.jsonl").key)
+    assert keys[0] != keys[1]
