@@ -3,6 +3,9 @@
 `asd` sets budget and gate to the first quartile of what strict rejects (r / q, normalised). `csd` counts which tokens
 the target puts in place of the drafter's; the counts go to a Parquet file beside the profile. Both keep the histogram
 of first mismatches, against which served traffic is watched. Killed, it goes on where it was when started again.
+
+The profile has target and drafter as they were calibrated; --batch and --max-length are the run's and do not reach it.
+It is lossy, so it is served only once its file says `allow_uncertified: true`.
 """
 
 import argparse
@@ -13,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 from tqdm import tqdm
 
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
 from jobs.provenance import Provenance
 from jobs.recorded import Recording, record_mismatches
 from serving.build_rules import memory_identity
-from serving.config import FullVerifier, Profile
+from serving.config import FullVerifier, Profile, load_profile
 from serving.config_rules import CsdRule
-from serving.errors import ConfigError
+from serving.errors import ConfigError, one_line
 from serving.memory.correction_file import save_counts
 from serving.models.tokenizer import ChatTokenizer
 from tuning import asd, csd
@@ -57,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
             f"--profile: {profile.name!r} verifies by {profile.verifier.kind!r}, which rejects other tokens than the "
             "full target does; use one whose verifier is full"
         )
+    written = _to_be_written(args, profile)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     recording = Recording(profile, max_tokens=args.max_tokens, path=args.out.with_suffix(".mismatches.jsonl"))
     mismatches: list[Mismatch] = []
@@ -71,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         found_out: dict[str, Any] = {"budget": rule.budget}
     else:
         rule, found_out = _csd(args, profile, mismatches, told)
-    _write_profile(args.out, profile, rule.model_dump(mode="json", exclude_none=True))
+    _write_profile(args.out, written, rule.model_dump(exclude_none=True))
     print(json.dumps({"profile": str(args.out), "mismatches": len(mismatches), **found_out}))
     return 0
 
@@ -92,17 +97,43 @@ def _csd(
         calibration=calibration_of(mismatches, provenance=told),
     )
     seen = list(counts.seen.values())
+    above = sum(count > rule.count_above for count in seen)
+    if not above:
+        print(
+            f"calibrate: no pair was seen more than {rule.count_above:g} times, so {path} nominates nothing; give more "
+            "prompts or tokens, or lower rule.count_above",
+            file=sys.stderr,
+        )
     return rule, {
         "table": str(path),
         "pairs": len(counts),
-        "pairs_above": sum(count > rule.count_above for count in seen),
+        "pairs_above": above,
         "top_20_percent_of_pairs": round(csd.pareto_share(seen), 3),
     }
 
 
+def _to_be_written(args: argparse.Namespace, calibrated: Profile) -> Profile:
+    """The profile of --profile, named after its file, with target and drafter as they are calibrated.
+
+    Raises ConfigError for a file that could not be loaded as a profile.
+    """
+    if args.out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out: must end in .yaml or .yml, got {str(args.out)!r}; a table is put beside it")
+    values = load_profile(args.profile).model_dump() | {
+        "name": args.out.stem,
+        "target": calibrated.target,
+        "drafter": calibrated.drafter,
+        "allow_uncertified": False,
+    }
+    try:
+        return Profile.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"--out: the file's stem is the profile's name, {one_line(error)}") from None
+
+
 def _write_profile(path: Path, profile: Profile, rule: dict[str, Any]) -> None:
-    values = profile.model_dump(mode="json", exclude_defaults=True)
-    values |= {"name": path.stem, "rule": rule, "drafter": profile.drafter.model_dump(mode="json")}
+    values = {"name": profile.name, "target": profile.target.model_dump(), "drafter": profile.drafter.model_dump()}
+    values |= profile.model_dump(exclude_defaults=True, exclude=set(values)) | {"rule": rule}
     partial = path.with_name(path.name + ".partial")
     partial.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     partial.replace(path)

@@ -125,7 +125,7 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
     largest = max(_numbers(args.drafts, "--drafts"))
     if largest > _MAX_DRAFT:
         raise ConfigError(f"--drafts: must be at most {_MAX_DRAFT}, got {largest}")
-    drafters = {
+    drafters: dict[str, SuffixDrafter | ModelDrafter | Eagle3Drafter] = {
         "suffix": SuffixDrafter(max_draft=largest),
         "model": ModelDrafter(model=args.drafter, max_draft=largest),
         "eagle3": Eagle3Drafter(model=args.eagle3, max_draft=largest),

@@ -1,19 +1,23 @@
 """Flags that several verbs share: which profile, with what in place of its own parts, on which prompts."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from serving.config import HybridDrafter, ModelDrafter, Profile, load_profile
+from serving.config_rules import CsdControls
 from serving.errors import ConfigError, one_line
 from tuning.prompts import Prompt, read_prompts, select
+
+_OFFLINE_MEMORY = "offline, `memory: online` begins empty and ends with the run; its store is neither read nor written"
 
 
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
     """--target, --drafter, --dtype, --batch, --max-draft, --max-length: what replaces a profile's own values."""
-    group = parser.add_argument_group("in place of the profile's own values")
+    group = parser.add_argument_group("in place of the profile's own values", description=f"{_OFFLINE_MEMORY}.")
     group.add_argument("--target", metavar="MODEL", help="embedded name, Hub id, folder or GGUF file")
     group.add_argument("--drafter", metavar="MODEL", help="draft LM of a profile whose drafter is a model")
     group.add_argument("--dtype", choices=("float32", "bfloat16"))
@@ -31,8 +35,13 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 
 
 def profile_from(args: argparse.Namespace, name: str) -> Profile:
-    """The profile `name` with the values of the flags. Raises ConfigError naming the flag."""
+    """The profile `name` with the values of the flags; stderr says what of it a run offline lacks.
+
+    Raises ConfigError naming the flag.
+    """
     profile = load_profile(name)
+    if isinstance(profile.rule, CsdControls) and profile.rule.memory == "online":
+        print(f"profile {profile.name!r}: {_OFFLINE_MEMORY}", file=sys.stderr)
     values: dict[str, Any] = profile.model_dump()
     values["target"].update(_given(model=args.target, dtype=args.dtype))
     values["engine"].update(_given(max_sessions=args.batch, max_length=args.max_length))

@@ -4,9 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from serving.build import build
+from serving.build_rules import models_identity
 from serving.config import Profile
 from serving.config_rules import StrictRule
 from serving.decode.offline import complete
@@ -30,10 +32,11 @@ class Recording:
         engine = self.profile.engine.model_copy(update={"guard": False})
         return self.profile.model_copy(update={"rule": StrictRule(), "engine": engine})
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """What the lines of `path` depend on besides their prompts."""
-        return hashlib.sha256(f"{self.strict.model_dump_json()}\0{self.max_tokens}".encode()).hexdigest()[:16]
+        """What the lines of `path` depend on besides their prompts: models by content, they may be trained anew."""
+        parts = (self.strict.model_dump_json(), models_identity(self.profile), str(self.max_tokens))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def record_mismatches(recording: Recording, prompts: Sequence[Prompt]) -> Iterator[list[Mismatch]]:
@@ -83,7 +86,9 @@ def _read(recording: Recording, prompts: Sequence[Prompt]) -> dict[str, list[Mis
     for line in whole:
         record = json.loads(line)
         if record["key"] != recording.key:
-            raise ConfigError(f"--out: {recording.path} was made with another profile or --max-tokens; delete it first")
+            raise ConfigError(
+                f"--out: {recording.path} was made with another profile, drafter or --max-tokens; delete it first"
+            )
         if record.get("text") != texts.get(record["id"], record.get("text")):
             raise ConfigError(
                 f"--out: {recording.path} was made with another text of prompt {record['id']!r}; delete it first"

@@ -76,6 +76,8 @@ def build(
     from serving.models.shipped_features import feature_rows
 
     tokenizer, layers = ChatTokenizer.load(profile.target.model), feature_layers(profile)
+    # First: its table may be missing, and models take long to load.
+    rules = rules or build_rules(profile, tokenizer)
     target = load_packed_lm(
         profile.target.model,
         LoadOptions(
@@ -92,7 +94,6 @@ def build(
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
-    rules = rules or build_rules(profile, tokenizer)
     is_guarded = profile.engine.guard and profile.max_draft > 0
     scheduler = Scheduler(
         verifier=_verifier(profile, target, remote.slim),

@@ -17,11 +17,11 @@ ASSETS_DIR = Path(__file__).parent / "assets"
 class LayerMask(BaseModel):
     """`kept` layers of the `num_layers` of `model`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     model: str = Field(min_length=1)
     num_layers: int = Field(ge=1, le=4096)
-    kept: tuple[int, ...] = Field(min_length=1)
+    kept: tuple[int, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
     def _kept_in_order(self) -> Self:

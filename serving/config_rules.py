@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    """No type is taken for another, as in requests: integers may be floats, booleans and strings are no numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="strings")
 
 
 class Calibration(Frozen):
@@ -17,7 +19,7 @@ class Calibration(Frozen):
     """
 
     num_mismatches: int = Field(ge=1)
-    shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = Field(min_length=11, max_length=11)
+    shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = Field(min_length=11, max_length=11, strict=False)
     provenance: str = Field(default="", max_length=2000)
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from serving.config import (
     load_profile,
     profile_names,
 )
+from serving.config_mask import read_mask
 from serving.config_rules import AsdRule, Calibration, CsdRule
 from serving.errors import ConfigError
 
@@ -58,6 +59,58 @@ def test_a_wrong_profile_is_one_sentence(tmp_path: Path, text: str, said: str) -
     with pytest.raises(ConfigError, match=said) as caught:
         load_profile(str(path))
     assert "\n" not in str(caught.value)
+
+
+NUMBERS = {
+    "engine: {%s: %s}": ("max_sessions", "draft_timeout_s"),
+    "drafter: {kind: suffix, %s: %s}": ("max_draft", "factor"),
+    "drafter: {kind: model}\nrule: {kind: asd, %s: %s}": ("budget", "max_exceptions"),
+    "drafter: {kind: model}\nrule: {kind: csd, %s: %s}": ("count_above", "max_pairs"),
+    "drafter: {kind: hybrid, chooser: {kind: yield, %s: %s}}": ("tau",),
+    "drafter: {kind: model}\nverifier: {kind: via, %s: %s}": ("theta_accept", "max_unverified"),
+}
+EACH_NUMBER = [(text, name) for text, names in NUMBERS.items() for name in names]
+
+
+@pytest.mark.parametrize(("text", "name"), EACH_NUMBER)
+@pytest.mark.parametrize("value", ["true", "'8'"])
+def test_only_a_number_is_a_number(tmp_path: Path, text: str, name: str, value: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: a\n" + text % (name, value))
+    with pytest.raises(ConfigError, match=rf"{name}: Input should be a valid (number|integer)"):
+        load_profile(str(path))
+
+
+@pytest.mark.parametrize(("text", "name"), EACH_NUMBER)
+def test_an_integer_will_do_for_any_number(tmp_path: Path, text: str, name: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: a\n" + text % (name, 1))
+    assert load_profile(str(path)).name == "a"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: a\nengine: {guard: 1}",
+        "name: a\nallow_uncertified: 'yes'",
+        "name: 7",
+        "name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: ['1', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}}",
+        "name: a\nrule: {kind: asd, calibration: {num_mismatches: 1, shares: [true, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}}",
+    ],
+)
+def test_no_other_type_is_taken_for_another(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="Input should be a valid"):
+        load_profile(str(path))
+
+
+@pytest.mark.parametrize("kept", ['["0", 2]', "[true, 2]", '"02"'])
+def test_kept_layers_are_integers(tmp_path: Path, kept: str) -> None:
+    path = tmp_path / "mask.json"
+    path.write_text(f'{{"model": "m", "num_layers": 3, "kept": {kept}}}')
+    with pytest.raises(ConfigError, match="kept"):
+        read_mask(str(path))
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:

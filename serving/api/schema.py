@@ -23,6 +23,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+def _or(default: object) -> BeforeValidator:
+    """Null is the same as leaving a parameter out."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
 class Speculation(Strict):
     """What a request may tighten, and `detail` for the tier of every token in the receipt.
 
@@ -30,12 +35,12 @@ class Speculation(Strict):
     others the controls of its ASD rule.
     """
 
-    mode: Literal["profile", "strict", "off"] = "profile"
+    mode: Annotated[Literal["profile", "strict", "off"], _or("profile")] = "profile"
     max_draft: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     budget: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     gate: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     max_exceptions: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    detail: bool = False
+    detail: Annotated[bool, _or(False)] = False
 
     @field_validator("max_draft")
     @classmethod
@@ -72,11 +77,6 @@ class StreamOptions(Strict):
 
 def _stops(value: object) -> object:
     return [value] if isinstance(value, str) else [] if value is None else value
-
-
-def _or(default: object) -> BeforeValidator:
-    """Null is the same as leaving a parameter out."""
-    return BeforeValidator(lambda value: default if value is None else value)
 
 
 TokenCount = Annotated[int, Field(ge=1, lt=2**31)]

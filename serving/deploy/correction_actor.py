@@ -54,6 +54,7 @@ class CorrectionLink:
         self._arguments = (identity, max_pairs, str(path))
         self._name = f"corrections-{identity}"
         self._sync = CorrectionSync(memory, self._call)
+        self._is_lost = False
 
     @classmethod
     def of(cls, profile: Profile, tokenizer: ChatTokenizer, memory: OnlineMemory) -> "CorrectionLink":
@@ -80,7 +81,13 @@ class CorrectionLink:
         try:
             await self._sync.exchange()
         except RayError as error:
-            log.warning("correction memory: %s; trying again", type(error).__name__)
+            if not self._is_lost:
+                log.warning("correction memory: the hub is out of reach, trying again: %s", type(error).__name__)
+            self._is_lost = True
+            return
+        if self._is_lost:
+            log.info("correction memory: the hub is back")
+        self._is_lost = False
 
     async def _call(self, call: Exchange) -> Totals:
         hub = ray.remote(CorrectionActor).options(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.errors import ConfigError
 from serving.memory.correction import EMPTY_COUNTS, PairCounts
 from serving.memory.correction_file import load_all, save_counts
 from serving.memory.online import MAX_TENANTS, OnlineMemory
@@ -69,7 +70,7 @@ class CorrectionHub:
     """The totals of every replica, by tenant, and when each pair last changed. One call at a time."""
 
     def __init__(self, *, identity: str, max_pairs: int, path: Path | None, max_tenants: int = MAX_TENANTS) -> None:
-        """Takes up what `path` holds. Raises ConfigError where that belongs to another target or drafter."""
+        """Takes up what `path` holds. A file that is damaged or of other models is logged and never replaced."""
         self._identity = identity
         self._max_pairs = max_pairs
         self._max_tenants = max_tenants
@@ -81,10 +82,9 @@ class CorrectionHub:
         self._heard: dict[str, tuple[int, int]] = {}
         self._saved_version = 0
         self.failed_saves = 0  # since the last that succeeded
+        self._has_foreign_file = False
         if path is not None and path.is_file():
-            for tenant, counts in load_all(path, identity=identity).items():
-                self._add(tenant, counts)
-            self._saved_version = self._version
+            self._take_up(path)
 
     @property
     def has_unsaved(self) -> bool:
@@ -107,7 +107,7 @@ class CorrectionHub:
 
     def keep(self) -> None:
         """Save what is new. A failure is counted and logged once; the next call tries again."""
-        if not self.has_unsaved:
+        if not self.has_unsaved or (self._has_foreign_file and self._path is not None and self._path.exists()):
             return
         try:
             self.save()
@@ -119,6 +119,17 @@ class CorrectionHub:
         if self.failed_saves:
             log.info("correction memory: %s is saved again after %d failures", self._path, self.failed_saves)
         self.failed_saves = 0
+
+    def _take_up(self, path: Path) -> None:
+        try:
+            found = load_all(path, identity=self._identity, field="rule.store")
+        except ConfigError as error:
+            self._has_foreign_file = True
+            log.error("correction memory: %s; counts begin with nothing and are kept once it is moved away", error)
+            return
+        for tenant, counts in found.items():
+            self._add(tenant, counts)
+        self._saved_version = self._version
 
     def _add(self, tenant: str, delta: PairCounts) -> None:
         before = self._counts.get(tenant, EMPTY_COUNTS)

@@ -4,6 +4,7 @@ HVD (arXiv 2606.01019): features -> 256 ReLU -> 256 ReLU -> 1, trained by `pytho
 folder of `predictor.npz` (mean, std and weights) and `predictor.json`, its card: feature names, provenance, figures.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,11 @@ class YieldPredictor:
     b2: Floats
     w3: Floats
     b3: Floats
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digits that name the weights."""
+        return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in _ARRAYS)).hexdigest()
 
     def predict(self, rows: Floats) -> Floats:
         """f32[B] of feature rows f32[B, F]: tokens, not yet clamped."""

@@ -38,6 +38,8 @@ async def refused(profile=ASD, speculation=None, **fields):
         ({"budget": 4}, Tightening(budget=4.0)),
         ({"budget": 0, "gate": 0.25, "max_exceptions": 1}, Tightening(budget=0.0, gate=0.25, max_exceptions=1)),
         ({"max_exceptions": 0}, Tightening(max_exceptions=0)),
+        (dict.fromkeys(["mode", "max_draft", "budget", "gate", "max_exceptions", "detail"]), Tightening()),
+        ({"mode": None, "budget": 1}, Tightening(budget=1.0)),
     ],
 )
 async def test_a_request_may_tighten(speculation, tightening):

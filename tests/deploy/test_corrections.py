@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import RayError
 
 from serving.config import PROFILES_DIR, load_profile
 from serving.deploy.correction_actor import CorrectionLink
 from serving.deploy.corrections import CorrectionHub, CorrectionSync, Exchange, PackedCounts, Totals
 from serving.deploy.messages import MAX_MESSAGE_BYTES
 from serving.memory.correction import PairCounts
+from serving.memory.correction_file import load_all, save_counts
 from serving.memory.online import OnlineMemory, tenant_of
 
 deltas = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.integers(1, 4), min_size=1, max_size=4)
@@ -114,6 +116,59 @@ async def test_a_save_that_fails_is_logged_once_counted_and_made_good(tmp_path, 
     shared.keep()
     assert (shared.failed_saves, shared.has_unsaved, path.is_file()) == (0, False, True)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_store_that_cannot_be_taken_up_is_logged_once_and_left_as_it_is(tmp_path, caplog, is_damaged):
+    path, aside = tmp_path / "t.parquet", tmp_path / "aside.parquet"
+    if is_damaged:
+        path.write_text("no parquet")
+    else:
+        save_counts(path, {"": PairCounts.of({(1, 2): 9})}, identity="another")
+    before, shared = path.read_bytes(), hub(path)
+    counts = PackedCounts.of("a", PairCounts.of({(1, 2): 3}))
+    answer = shared.exchange(Exchange("r", 1, 1, (counts,), "", 0))
+    assert answer.totals == (counts,)
+    for _ in range(2):
+        shared.keep()
+    assert path.read_bytes() == before
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert f"rule.store: {path} " in record.getMessage()
+    path.rename(aside)
+    shared.keep()
+    assert load_all(path, identity="me") == {"a": counts.counts}
+
+
+class LostLink(CorrectionLink):
+    """A link whose hub cannot be reached, until it can."""
+
+    def __init__(self, line):
+        super().__init__(memory(), identity="me", max_pairs=10, path=Path("unused"))
+        self.line = line
+        self.calls = 0
+        self.is_lost = True
+
+    async def _call(self, call):
+        self.calls += 1
+        if self.is_lost:
+            raise RayError
+        return await self.line(call)
+
+
+async def test_a_hub_out_of_reach_is_logged_once_and_so_is_its_return(caplog):
+    caplog.set_level(logging.INFO, logger="ray.serve")
+    link = LostLink(Line(hub()))
+    running = asyncio.create_task(link.exchange_for_ever(period_s=0.0))
+    while link.calls < 3:
+        await asyncio.sleep(0)
+    link.is_lost = False
+    while link.calls < 6:
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 class LinkByLine(CorrectionLink):

@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_one_line(
     [
         ({"text": "0" * 16}, "was made with another text of prompt 'p1'"),
         ({"text": None}, "was made with another text of prompt 'p1'"),
-        ({"key": "other"}, "was made with another profile or --max-tokens"),
+        ({"key": "other"}, "was made with another profile, drafter or --max-tokens"),
     ],
 )
 def test_a_recording_of_other_prompts_or_settings_is_refused(

@@ -1,8 +1,11 @@
 """CSD's memory: what is counted, what a request sees, how it is bounded, kept and merged."""
 
+import io
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,6 +188,43 @@ def test_another_drafter_voids_a_table_and_another_table_voids_a_profile(tmp_pat
         load_all(path, identity="you")
     with pytest.raises(ConfigError, match="not the table that this profile was calibrated with"):
         load_counts(path, identity="me", fingerprint="0" * 16)
-    path.write_text("no parquet")
-    with pytest.raises(ConfigError, match="cannot be read as Parquet"):
-        load_all(path, identity="me")
+
+
+def parquet(identity: bytes = b"me", **changed: object) -> bytes:
+    """One row as `save_counts` writes it, but for the columns that are `changed`; None leaves one out."""
+    columns: dict[str, object] = {"salt": [""], "draft_id": [1], "target_id": [2], "seen": [3], "rescued": [0]}
+    kept = {name: column for name, column in (columns | changed).items() if column is not None}
+    written = io.BytesIO()
+    pq.write_table(pa.table(kept).replace_schema_metadata({b"drafthouse.identity": identity}), written)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cannot be read as Parquet"),
+        (b"no parquet", "cannot be read as Parquet"),
+        (parquet()[:-9], "cannot be read as Parquet"),
+        (parquet(seen=None), "is no table of counts: .*seen"),
+        (parquet(seen=["many"]), "is no table of counts: "),
+        (parquet(seen=[{"a": 1}]), "is no table of counts: "),
+        (parquet(draft_id=[2**40]), "is no table of counts: "),
+        (parquet(seen=[None]), "is no table of counts: row 0 has an empty or negative cell"),
+        (parquet(target_id=[-1]), "is no table of counts: row 0 has an empty or negative cell"),
+        (parquet(salt=pa.array([b"\xff"]).view(pa.string())), "is no table of counts: "),
+        (parquet(identity=b"\xff"), "belongs to another tokenizer, target or drafter"),
+    ],
+)
+def test_a_damaged_file_is_one_line_that_names_field_and_path(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_all(path, identity="me", field="rule.store")
+    assert str(caught.value).startswith(f"rule.store: {path} ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.parquet", tmp_path):
+        with pytest.raises(ConfigError, match=r"^rule\.table: .*: no such file$"):
+            load_counts(path, identity="me", fingerprint="0" * 16)
