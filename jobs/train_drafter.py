@@ -13,8 +13,9 @@ from jobs.training import add_training_options, dialogues_of, measure, progress_
 from serving.compiling import cache_root
 from serving.config import ModelDrafter
 from serving.errors import ConfigError
-from serving.models.loading import LoadOptions, load_packed_lm
+from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed import Network
+from serving.models.source import resolve_model
 from tuning.labels import SoftLabels, hard_labels, label
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import (
@@ -87,7 +88,7 @@ def _soft_labels(args: argparse.Namespace, dialogues: list[Dialogue], folder: Pa
     )  # fmt: skip
     teacher = PackedTeacher(load_packed_lm(args.target, options))
     with progress_bar(len(dialogues), "soft labels", "dialogue") as bar:
-        return label(teacher, dialogues, folder, on_dialogues=bar.update)
+        return label(teacher, dialogues, folder, teacher_key=resolve_model(args.target).key, on_dialogues=bar.update)
 
 
 def _train(
@@ -114,11 +115,7 @@ def _train(
 
 
 def _layers(text: str, target: str) -> tuple[int, ...]:
-    from transformers import AutoConfig
-
-    from serving.models.source import resolve_model
-
-    count = AutoConfig.from_pretrained(resolve_model(target).location).get_text_config().num_hidden_layers
+    count = read_config(target).get_text_config().num_hidden_layers
     try:
         layers = tuple(int(part) % count if -count <= int(part) < count else count for part in text.split(","))
     except ValueError:

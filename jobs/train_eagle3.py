@@ -13,6 +13,7 @@ from serving.compiling import cache_root
 from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
+from serving.models.source import resolve_model
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
@@ -79,7 +80,7 @@ def _features(target: str, dialogues: list[Dialogue], folder: Path) -> FeatureSe
     )  # fmt: skip
     model = load_packed_lm(target, options)
     with progress_bar(len(dialogues), "features", "dialogue") as bar:
-        return read_features(model, dialogues, folder, on_dialogues=bar.update)
+        return read_features(model, dialogues, folder, target_key=resolve_model(target).key, on_dialogues=bar.update)
 
 
 def _train(

@@ -4,8 +4,9 @@ The user's turn is sampled at T = 0.9 after a short stem, the answer is greedy, 
 Parquet parts of `prompt_ids` and `output_ids`; a part is whole or absent, so a killed run resumes where it was.
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -86,6 +87,15 @@ def read_dialogues(paths: list[Path]) -> list[Dialogue]:
         rows = zip(table["prompt_ids"], table["output_ids"], strict=True)
         dialogues += [Dialogue(as_ids(p.values.to_numpy()), as_ids(o.values.to_numpy())) for p, o in rows]
     return dialogues
+
+
+def text_key(dialogues: Sequence[Dialogue], model_key: str) -> str:
+    """16 hex digits of a text and of the model that reads it: what of it is kept is found by them and no other."""
+    digest = hashlib.sha256(model_key.encode())
+    for dialogue in dialogues:
+        digest.update(np.array([len(dialogue.prompt_ids), len(dialogue.output_ids)], dtype=np.int64).tobytes())
+        digest.update(np.asarray(dialogue.ids, dtype=np.int32).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def write_dialogues(path: Path, dialogues: list[Dialogue]) -> None:

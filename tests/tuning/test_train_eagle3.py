@@ -67,8 +67,9 @@ def run(
     dialogues: list[Dialogue], work: Path, *, stop_at: int | None = None, recipe: Eagle3Recipe = RECIPE
 ) -> tuple[Eagle3Head, list[Eagle3Progress]]:
     data = read_features(
-        target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues, work / "features", on_dialogues=lambda _: None
-    )
+        target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues, work / "features", target_key="tiny",
+        on_dialogues=lambda _: None,
+    )  # fmt: skip
     target_ids = draft_vocabulary(dialogues, size=recipe.vocab_size, target_size=VOCAB)
     torch.manual_seed(0)
     head, seen = new_head(network(), target_ids), []
