@@ -14,6 +14,7 @@ from serving.config import Eagle3Drafter, EngineConfig, ModelConfig, ModelDrafte
 from serving.decode.offline import complete
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL
+from serving.models.source import resolve_model
 from serving.models.tokenizer import ChatTokenizer
 from serving.requests import GenerationRequest, Limits
 from tuning.selfgen import Dialogue, SelfGeneration, generate, read_dialogues
@@ -51,7 +52,7 @@ def dialogues_for(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
     if args.tokens:
         built = _generator(args.target)
         with progress_bar(args.tokens, "self-generation", "tok") as bar:
-            plan = SelfGeneration(num_tokens=args.tokens, seed=args.seed)
+            plan = SelfGeneration(args.tokens, resolve_model(args.target).key, seed=args.seed)
             paths = list(generate(built, folder, plan, on_tokens=bar.update))
     dialogues = read_dialogues([*paths, *args.data])
     order = np.random.default_rng(args.seed).permutation(len(dialogues))

@@ -7,7 +7,7 @@ Parquet parts of `prompt_ids` and `output_ids`; a part is whole or absent, so a 
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -47,30 +47,51 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class SelfGeneration:
-    """How much to write: `num_tokens` of answers, in parts of `part_size` dialogues; same seed, same text."""
+    """How much to write: `num_tokens` of answers. `writer_key` tells the target from others; same seed, same text."""
 
     num_tokens: int
+    writer_key: str
     seed: int = 0
-    part_size: int = 32
+    most_in_part: int = 32
     max_question: int = 60
     max_answer: int = 300
     temperature: float = 0.9
 
+    @property
+    def least_dialogues(self) -> int:
+        """So many there are at least, for no answer is longer than `max_answer`."""
+        return -(-self.num_tokens // self.max_answer)
+
+    @property
+    def part_size(self) -> int:
+        """Dialogues begun for one part: few where few are wanted."""
+        return max(1, min(self.most_in_part, self.least_dialogues))
+
+    @property
+    def key(self) -> str:
+        """16 hex digits of all that a part depends on beside its number."""
+        return hashlib.sha256(repr((replace(self, num_tokens=0), self.part_size)).encode()).hexdigest()[:16]
+
 
 def generate(built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None]) -> Iterator[Path]:
-    """Write parts into `folder` until `plan.num_tokens` are there; `on_tokens` hears of progress."""
+    """Write parts into `folder` until `plan.num_tokens` are there.
+
+    `on_tokens` hears of every part that is there, and of every answer as it ends.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    production = _Production(built, plan)
+    production = _Production(built, plan, on_tokens)
     total = 0
     for number in count():
         if total >= plan.num_tokens:
             return
-        path = folder / f"part-{plan.seed:03d}-{number:05d}.parquet"
-        if not path.is_file():
-            write_dialogues(path, production.finish(number, wanted=plan.num_tokens - total))
-        tokens = sum(len(dialogue.output_ids) for dialogue in read_dialogues([path]))
-        total += tokens
-        on_tokens(tokens)
+        path = folder / f"part-{plan.key}-{number:05d}.parquet"
+        if path.is_file():
+            dialogues = read_dialogues([path])
+            on_tokens(_num_tokens(dialogues))
+        else:
+            dialogues = production.finish(number, wanted=plan.num_tokens - total)
+            write_dialogues(path, dialogues)
+        total += _num_tokens(dialogues)
         yield path
 
 
@@ -112,6 +133,11 @@ def write_dialogues(path: Path, dialogues: list[Dialogue]) -> None:
     partial.replace(path)
 
 
+def _num_tokens(dialogues: Sequence[Dialogue]) -> int:
+    """Of the answers."""
+    return sum(len(dialogue.output_ids) for dialogue in dialogues)
+
+
 def opening(built: Built, stem: str) -> Ids:
     """The template up to the user's words, then `stem`: what the model continues as the user."""
     tokenizer = built.tokenizer
@@ -134,9 +160,10 @@ class _Part:
 class _Production:
     """Writes part after part. Answers of one part and questions of the next share the batch, so it never runs dry."""
 
-    def __init__(self, built: Built, plan: SelfGeneration) -> None:
+    def __init__(self, built: Built, plan: SelfGeneration, on_tokens: Callable[[int], None]) -> None:
         self._built = built
         self._plan = plan
+        self._on_tokens = on_tokens
         self._parts: dict[int, _Part] = {}
         self._answers: deque[GenerationRequest] = deque()
         self._open: dict[str, Completion] = {}
@@ -199,6 +226,7 @@ class _Production:
         if is_answer:
             prompt = self._prompts.pop(chunk.request_id)
             part.dialogues[int(index)] = Dialogue(prompt, as_ids(completion.output_ids))
+            self._on_tokens(len(completion.output_ids))
         elif completion.finish_reason == "stop":  # a turn that did not end in time is dropped
             self._ask(f"{number}/{index}/", stem + completion.text)
             return
