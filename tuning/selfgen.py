@@ -235,5 +235,6 @@ class _Production:
     def _ask(self, request_id: str, question: str) -> None:
         prompt = self._built.tokenizer.render_chat([{"role": "user", "content": question}])
         self._prompts[request_id] = prompt
-        limits = Limits(self._plan.max_answer, self._built.tokenizer.stop_ids)
+        room = self._built.limits.max_length - len(prompt)
+        limits = Limits(min(self._plan.max_answer, room), self._built.tokenizer.stop_ids)
         self._answers.append(GenerationRequest(request_id, prompt, limits))

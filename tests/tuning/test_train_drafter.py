@@ -13,6 +13,7 @@ from tests.models.tiny import tiny_model
 from tuning.labels import hard_labels, label
 from tuning.selfgen import Dialogue, read_dialogues, write_dialogues
 from tuning.train_drafter import DrafterRecipe, Progress, draft_vocabulary, export, new_student, train
+from tuning.train_loop import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +56,7 @@ def run(recipe: DrafterRecipe, checkpoint: Path, *, stop_at: int | None = None) 
         if progress.step == stop_at:
             raise KeyboardInterrupt
 
-    train(student, recipe, target_ids, data, checkpoint=checkpoint, on_step=on_step)
+    train(student, recipe, target_ids, data, checkpoint=Checkpoint(checkpoint, {}), on_step=on_step)
     export(student, recipe, target_ids, checkpoint.parent / "out", card={"note": "toy"})
     return student, seen
 

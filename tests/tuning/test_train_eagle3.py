@@ -23,6 +23,7 @@ from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
 from tuning.train_features import read_features
+from tuning.train_loop import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,7 +80,14 @@ def run(
         if progress.step == stop_at:
             raise KeyboardInterrupt
 
-    train(head, TargetHead(network(), target_ids), recipe, data, checkpoint=work / "checkpoint.pt", on_step=on_step)
+    train(
+        head,
+        TargetHead(network(), target_ids),
+        recipe,
+        data,
+        checkpoint=Checkpoint(work / "checkpoint.pt", {}),
+        on_step=on_step,
+    )
     return head, seen
 
 
