@@ -36,7 +36,7 @@ def add_training_options(p: argparse.ArgumentParser, *, vocab_size: int, epochs:
     """The flags that these jobs have in common."""
     p.add_argument("--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)")
     p.add_argument("--out", type=Path, required=True, help="folder to write the drafter to")
-    p.add_argument("--work", type=Path, help="text, labels, checkpoint, to resume by the same flags (in the cache)")
+    p.add_argument("--work", type=Path, help="text, labels, checkpoint, to resume with (default: in the cache)")
     p.add_argument("--tokens", type=int, default=500_000, help="answer tokens to self-generate (default: %(default)s)")
     p.add_argument("--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids to add")
     p.add_argument("--limit", type=int, help="train on so many dialogues at most")
