@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 from serving.errors import ConfigError
@@ -15,6 +16,16 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"--json: the folder of {path} cannot be made: {error.strerror}") from None
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"--json: {path} cannot be written")
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Make the folder, and for a moment a file in it; raises ConfigError as `check_writable` does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{flag}: nothing can be written to {folder}: {error.strerror}") from None
 
 
 def write_json(path: Path, report: object) -> None:

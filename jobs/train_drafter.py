@@ -9,14 +9,23 @@ from typing import Any
 
 import torch
 
-from jobs.training import add_training_options, dialogues_of, measure, progress_bar, vocab_size_of
-from serving.compiling import cache_root
+from jobs.training import (
+    add_training_options,
+    check_training_options,
+    checkpoint_in,
+    dialogues_of,
+    measure,
+    progress_bar,
+    vocab_size_of,
+    work_folder,
+)
 from serving.config import ModelDrafter
 from serving.errors import ConfigError
-from serving.models.loading import LoadOptions, load_packed_lm
+from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed import Network
+from serving.models.source import resolve_model
 from tuning.labels import SoftLabels, hard_labels, label
-from tuning.selfgen import Dialogue
+from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import (
     DrafterRecipe,
     PackedTeacher,
@@ -26,6 +35,7 @@ from tuning.train_drafter import (
     new_student,
     train,
 )
+from tuning.train_loop import Checkpoint
 
 SUMMARY = "distil a small drafter for any target, from text it writes itself"
 log = logging.getLogger(__name__)
@@ -46,14 +56,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Generate, label, train, export, measure. Every stage resumes where a killed run stopped."""
     args = parser().parse_args(argv)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    work = args.work or cache_root() / "train-drafter" / Path(args.target).name
-    held_out, training = dialogues_of(args, work / "text")
-    if args.labels == "soft":
-        labels = _soft_labels(args, training, work / "labels")
-    else:
-        labels = [hard_labels(dialogue) for dialogue in training]
+    check_training_options(args)
     recipe = DrafterRecipe(
         base=args.target,
         layers=_layers(args.layers, args.target),
@@ -62,10 +65,20 @@ def main(argv: list[str]) -> int:
         learning_rate=args.learning_rate,
         seed=args.seed,
     )
+    work, target_key = work_folder(args, "train-drafter"), resolve_model(args.target).key
+    checkpoint = checkpoint_in(work, recipe, args.target, labels=args.labels)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    held_out, training = dialogues_of(args, work / "text")
+    checkpoint = checkpoint.of_text(text_key(training, target_key))
+    if args.labels == "soft":
+        labels = _soft_labels(args, training, work / "labels")
+    else:
+        labels = [hard_labels(dialogue) for dialogue in training]
     started = time.monotonic()
     target_ids = draft_vocabulary(training, size=recipe.vocab_size, target_size=vocab_size_of(args.target))
     student = new_student(recipe, target_ids)
-    last = _train(student, recipe, target_ids, list(zip(training, labels, strict=True)), work)
+    last = _train(student, recipe, target_ids, list(zip(training, labels, strict=True)), checkpoint)
     card: dict[str, Any] = {
         "command": "python -m jobs train-drafter " + " ".join(argv),
         "training_tokens": int(sum(len(d.output_ids) for d in training)),
@@ -87,7 +100,7 @@ def _soft_labels(args: argparse.Namespace, dialogues: list[Dialogue], folder: Pa
     )  # fmt: skip
     teacher = PackedTeacher(load_packed_lm(args.target, options))
     with progress_bar(len(dialogues), "soft labels", "dialogue") as bar:
-        return label(teacher, dialogues, folder, on_dialogues=bar.update)
+        return label(teacher, dialogues, folder, teacher_key=resolve_model(args.target).key, on_dialogues=bar.update)
 
 
 def _train(
@@ -95,7 +108,7 @@ def _train(
     recipe: DrafterRecipe,
     target_ids: torch.Tensor,
     data: list[tuple[Dialogue, SoftLabels]],
-    work: Path,
+    checkpoint: Checkpoint,
 ) -> Progress | None:
     last: list[Progress] = []
     bar: list[Any] = []
@@ -107,18 +120,14 @@ def _train(
         bar[0].update(1)
         last[:] = [progress]
 
-    train(student, recipe, target_ids, data, checkpoint=work / "checkpoint.pt", on_step=on_step)
+    train(student, recipe, target_ids, data, checkpoint=checkpoint, on_step=on_step)
     for opened in bar:
         opened.close()
     return last[0] if last else None
 
 
 def _layers(text: str, target: str) -> tuple[int, ...]:
-    from transformers import AutoConfig
-
-    from serving.models.source import resolve_model
-
-    count = AutoConfig.from_pretrained(resolve_model(target).location).get_text_config().num_hidden_layers
+    count = read_config(target).get_text_config().num_hidden_layers
     try:
         layers = tuple(int(part) % count if -count <= int(part) < count else count for part in text.split(","))
     except ValueError:

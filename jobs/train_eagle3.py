@@ -8,15 +8,25 @@ from typing import Any
 
 import torch
 
-from jobs.training import add_training_options, dialogues_of, measure, progress_bar, vocab_size_of
-from serving.compiling import cache_root
+from jobs.training import (
+    add_training_options,
+    check_training_options,
+    checkpoint_in,
+    dialogues_of,
+    measure,
+    progress_bar,
+    vocab_size_of,
+    work_folder,
+)
 from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
-from tuning.selfgen import Dialogue
+from serving.models.source import resolve_model
+from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
 from tuning.train_features import FeatureSet, read_features
+from tuning.train_loop import Checkpoint
 
 SUMMARY = "train an EAGLE-3 head for any target, on text it writes itself"
 
@@ -40,21 +50,24 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Generate, read features, train, export, measure. Every stage resumes where a killed run stopped."""
     args = parser().parse_args(argv)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    work = args.work or cache_root() / "train-eagle3" / Path(args.target).name
-    held_out, training = dialogues_of(args, work / "text")
+    check_training_options(args, steps_ahead=1, shards=1)
     recipe = Eagle3Recipe(
         vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
         steps_ahead=args.steps_ahead, shards=args.shards, seed=args.seed,
     )  # fmt: skip
+    work = work_folder(args, "train-eagle3")
+    checkpoint = checkpoint_in(work, recipe, args.target)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    held_out, training = dialogues_of(args, work / "text")
+    checkpoint = checkpoint.of_text(text_key(training, resolve_model(args.target).key))
     data = _features(args.target, training, work / "features")
     started = time.monotonic()
     target_ids = draft_vocabulary(training, size=recipe.vocab_size, target_size=vocab_size_of(args.target))
     network = load_network(args.target, torch.float32).cpu()
     head, target = new_head(network, target_ids), TargetHead(network, target_ids)
     del network
-    last = _train(head, target, recipe, data, work / "checkpoint.pt")
+    last = _train(head, target, recipe, data, checkpoint)
     card: dict[str, Any] = {
         "command": "python -m jobs train-eagle3 " + " ".join(argv),
         "training_tokens": int(sum(len(dialogue.output_ids) for dialogue in training)),
@@ -79,11 +92,11 @@ def _features(target: str, dialogues: list[Dialogue], folder: Path) -> FeatureSe
     )  # fmt: skip
     model = load_packed_lm(target, options)
     with progress_bar(len(dialogues), "features", "dialogue") as bar:
-        return read_features(model, dialogues, folder, on_dialogues=bar.update)
+        return read_features(model, dialogues, folder, target_key=resolve_model(target).key, on_dialogues=bar.update)
 
 
 def _train(
-    head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe, data: FeatureSet, checkpoint: Path
+    head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe, data: FeatureSet, checkpoint: Checkpoint
 ) -> Eagle3Progress | None:
     last: list[Eagle3Progress] = []
     with progress_bar(0, "training", "step") as bar:

@@ -1,29 +1,42 @@
 """What the jobs that train drafters share: text in the target's own words, measurement by the engine, progress."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
-from serving.build import Built, build
+from jobs.reports import check_folder
+from serving.build import build
+from serving.compiling import cache_root
 from serving.config import Eagle3Drafter, EngineConfig, ModelConfig, ModelDrafter, Profile
 from serving.decode.offline import complete
 from serving.errors import ConfigError
 from serving.models.embedded import EMBEDDED_MODEL
+from serving.models.loading import read_config
+from serving.models.source import resolve_model
 from serving.models.tokenizer import ChatTokenizer
 from serving.requests import GenerationRequest, Limits
 from tuning.selfgen import Dialogue, SelfGeneration, generate, read_dialogues
+from tuning.train_loop import Checkpoint
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_LONGEST = 1024
+_LEAST = {"tokens": 0, "limit": 1, "vocab_size": 1, "epochs": 1, "held_out": 0, "threads": 1, "seed": 0}
 
 
 def add_training_options(p: argparse.ArgumentParser, *, vocab_size: int, epochs: int, learning_rate: float) -> None:
     """The flags that these jobs have in common."""
     p.add_argument("--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)")
     p.add_argument("--out", type=Path, required=True, help="folder to write the drafter to")
-    p.add_argument("--work", type=Path, help="data, labels and checkpoints, for resuming (default: in the cache)")
+    p.add_argument("--work", type=Path, help="text, labels, checkpoint, to resume with (default: in the cache)")
     p.add_argument("--tokens", type=int, default=500_000, help="answer tokens to self-generate (default: %(default)s)")
     p.add_argument("--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids to add")
     p.add_argument("--limit", type=int, help="train on so many dialogues at most")
@@ -35,25 +48,58 @@ def add_training_options(p: argparse.ArgumentParser, *, vocab_size: int, epochs:
     p.add_argument("--seed", type=int, default=0)
 
 
+def check_training_options(args: argparse.Namespace, **least: int) -> None:
+    """Raise ConfigError, naming the flag, for values no training can have. `least` bounds a job's own flags below."""
+    for name, bound in (_LEAST | least).items():
+        value = getattr(args, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be at least {bound}, got {value}")
+    if not 0 < args.learning_rate < math.inf:
+        raise ConfigError(f"--learning-rate: must be above 0 and finite, got {args.learning_rate}")
+    check_folder("--out", args.out)
+    if args.work:
+        check_folder("--work", args.work)
+
+
+def work_folder(args: argparse.Namespace, verb: str) -> Path:
+    """--work, or a folder in the cache that no other target has."""
+    name = f"{Path(args.target).name}-{resolve_model(args.target).key}"
+    return args.work or cache_root() / verb / name
+
+
+def checkpoint_in(work: Path, recipe: "DataclassInstance", target: str, **others: str) -> Checkpoint:
+    """Of the training by `recipe` and `others`. Raises ConfigError where `work` has one that differs."""
+    values = {name: str(value) for name, value in asdict(recipe).items()}
+    checkpoint = Checkpoint(work / "checkpoint.pt", values | {"target": resolve_model(target).key} | others)
+    checkpoint.check()
+    return checkpoint
+
+
 def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Held-out and training dialogues, as `dialogues_for` has them."""
-    shuffled = dialogues_for(args, folder)
-    if len(shuffled) <= args.held_out:
+    """Held-out and training dialogues, as `dialogues_for` has them.
+
+    Raises ConfigError before a token is written where none may be left to train on, or where one of --data is too long.
+    """
+    added, positions = read_dialogues(args.data), _positions(args.target)
+    longest = max((len(dialogue.ids) for dialogue in added), default=0)
+    if longest > positions:
         raise ConfigError(
-            f"--held-out: {args.held_out} leaves nothing to train on; there are {len(shuffled)} dialogues"
+            f"--data: a dialogue of {longest} tokens exceeds the {positions} positions of {args.target!r}"
         )
+    least = len(added) + _plan(args).least_dialogues
+    if least <= args.held_out:
+        raise ConfigError(
+            f"--held-out: {args.held_out} may leave nothing to train on: --tokens {args.tokens} and --data may be no "
+            f"more than {least} dialogues; keep back fewer, or ask for more tokens"
+        )
+    shuffled = dialogues_for(args, folder)
     return shuffled[: args.held_out], shuffled[args.held_out :][: args.limit]
 
 
 def dialogues_for(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
     """What --tokens has the target write (kept in `folder`) and --data holds, in an order drawn by --seed."""
-    paths: list[Path] = []
-    if args.tokens:
-        built = _generator(args.target)
-        with progress_bar(args.tokens, "self-generation", "tok") as bar:
-            plan = SelfGeneration(num_tokens=args.tokens, seed=args.seed)
-            paths = list(generate(built, folder, plan, on_tokens=bar.update))
-    dialogues = read_dialogues([*paths, *args.data])
+    added = read_dialogues(args.data)
+    dialogues = [*_self_generated(args, folder), *added]
     order = np.random.default_rng(args.seed).permutation(len(dialogues))
     return [dialogues[i] for i in order]
 
@@ -64,32 +110,49 @@ def measure(target: str, drafter: ModelDrafter | Eagle3Drafter, held_out: list[D
         name="measure",
         target=ModelConfig(model=target),
         drafter=drafter,
-        engine=EngineConfig(max_sessions=8, max_length=1024, guard=False),
+        engine=EngineConfig(max_sessions=8, max_length=max_length_of(target), guard=False),
     )
     built = build(profile)
     requests = [
-        GenerationRequest(f"held-out-{i}", d.prompt_ids, Limits(200, built.tokenizer.stop_ids))
+        GenerationRequest(f"held-out-{i}", d.prompt_ids, Limits(min(200, room), built.tokenizer.stop_ids))
         for i, d in enumerate(held_out)
+        if (room := built.limits.max_length - len(d.prompt_ids)) > 0
     ]
     list(complete(built.scheduler, requests))
     stats = built.scheduler.stats
     blocks = max(1, stats.emitted - stats.accepted - stats.drafts_empty)
     return {
-        "prompts": len(held_out),
+        "prompts": len(requests),
         "max_draft": drafter.max_draft,
         "accepted_length": round(stats.accepted / blocks, 3),
         "accepted_at": [round(count / blocks, 3) for count in stats.accepted_at],
     }
 
 
-def _generator(target: str) -> Built:
-    return build(
-        Profile(
-            name="selfgen",
-            target=ModelConfig(model=target),
-            engine=EngineConfig(max_sessions=32, max_length=1024),
-        )
+def _plan(args: argparse.Namespace) -> SelfGeneration:
+    return SelfGeneration(args.tokens, resolve_model(args.target).key, seed=args.seed)
+
+
+def _self_generated(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
+    if not args.tokens:
+        return []
+    profile = Profile(
+        name="selfgen",
+        target=ModelConfig(model=args.target),
+        engine=EngineConfig(max_sessions=32, max_length=max_length_of(args.target)),
     )
+    built = build(profile)
+    with progress_bar(args.tokens, "self-generation", "tok") as bar:
+        return read_dialogues(list(generate(built, folder, _plan(args), on_tokens=bar.update)))
+
+
+def max_length_of(target: str) -> int:
+    """Tokens of the longest sequence that is written here: as many as the target has positions, within reason."""
+    return min(_LONGEST, _positions(target))
+
+
+def _positions(target: str) -> int:
+    return int(getattr(read_config(target).get_text_config(), "max_position_embeddings", None) or sys.maxsize)
 
 
 def vocab_size_of(target: str) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.types import Ids
-from tuning.selfgen import Dialogue
+from tuning.selfgen import Dialogue, text_key
 
 TOP = 24
 _PART = 64
@@ -38,14 +38,22 @@ class Teacher(Protocol):
 
 
 def label(
-    teacher: Teacher, dialogues: list[Dialogue], folder: Path, *, on_dialogues: Callable[[int], None]
+    teacher: Teacher,
+    dialogues: list[Dialogue],
+    folder: Path,
+    *,
+    teacher_key: str,
+    on_dialogues: Callable[[int], None],
 ) -> list[SoftLabels]:
-    """Labels of all `dialogues`, in order; kept in `folder` in parts, so that a killed run resumes."""
+    """Labels of all `dialogues`, in order; kept in `folder` in parts, so that a killed run resumes.
+
+    A part is named by its text and `teacher_key`, which tells the teacher from all others.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     labels: list[SoftLabels] = []
     for start in range(0, len(dialogues), _PART):
         batch = dialogues[start : start + _PART]
-        path = folder / f"labels-{start:07d}.npz"
+        path = folder / f"labels-{text_key(batch, teacher_key)}.npz"
         if not path.is_file():
             _write(path, [SoftLabels(*teacher.top_logprobs(dialogue.ids, TOP)) for dialogue in batch])
         labels += _read(path)

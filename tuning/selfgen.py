@@ -4,9 +4,10 @@ The user's turn is sampled at T = 0.9 after a short stem, the answer is greedy, 
 Parquet parts of `prompt_ids` and `output_ids`; a part is whole or absent, so a killed run resumes where it was.
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -46,30 +47,51 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class SelfGeneration:
-    """How much to write: `num_tokens` of answers, in parts of `part_size` dialogues; same seed, same text."""
+    """How much to write: `num_tokens` of answers. `writer_key` tells the target from others; same seed, same text."""
 
     num_tokens: int
+    writer_key: str
     seed: int = 0
-    part_size: int = 32
+    most_in_part: int = 32
     max_question: int = 60
     max_answer: int = 300
     temperature: float = 0.9
 
+    @property
+    def least_dialogues(self) -> int:
+        """So many there are at least, for no answer is longer than `max_answer`."""
+        return -(-self.num_tokens // self.max_answer)
+
+    @property
+    def part_size(self) -> int:
+        """Dialogues begun for one part: few where few are wanted."""
+        return max(1, min(self.most_in_part, self.least_dialogues))
+
+    @property
+    def key(self) -> str:
+        """16 hex digits of all that a part depends on beside its number."""
+        return hashlib.sha256(repr((replace(self, num_tokens=0), self.part_size)).encode()).hexdigest()[:16]
+
 
 def generate(built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None]) -> Iterator[Path]:
-    """Write parts into `folder` until `plan.num_tokens` are there; `on_tokens` hears of progress."""
+    """Write parts into `folder` until `plan.num_tokens` are there.
+
+    `on_tokens` hears of every part that is there, and of every answer as it ends.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    production = _Production(built, plan)
+    production = _Production(built, plan, on_tokens)
     total = 0
     for number in count():
         if total >= plan.num_tokens:
             return
-        path = folder / f"part-{plan.seed:03d}-{number:05d}.parquet"
-        if not path.is_file():
-            write_dialogues(path, production.finish(number, wanted=plan.num_tokens - total))
-        tokens = sum(len(dialogue.output_ids) for dialogue in read_dialogues([path]))
-        total += tokens
-        on_tokens(tokens)
+        path = folder / f"part-{plan.key}-{number:05d}.parquet"
+        if path.is_file():
+            dialogues = read_dialogues([path])
+            on_tokens(_num_tokens(dialogues))
+        else:
+            dialogues = production.finish(number, wanted=plan.num_tokens - total)
+            write_dialogues(path, dialogues)
+        total += _num_tokens(dialogues)
         yield path
 
 
@@ -88,6 +110,15 @@ def read_dialogues(paths: list[Path]) -> list[Dialogue]:
     return dialogues
 
 
+def text_key(dialogues: Sequence[Dialogue], model_key: str) -> str:
+    """16 hex digits of a text and of the model that reads it: what of it is kept is found by them and no other."""
+    digest = hashlib.sha256(model_key.encode())
+    for dialogue in dialogues:
+        digest.update(np.array([len(dialogue.prompt_ids), len(dialogue.output_ids)], dtype=np.int64).tobytes())
+        digest.update(np.asarray(dialogue.ids, dtype=np.int32).tobytes())
+    return digest.hexdigest()[:16]
+
+
 def write_dialogues(path: Path, dialogues: list[Dialogue]) -> None:
     """All or nothing: the file appears under its name only when it is whole."""
     table = pa.table(
@@ -100,6 +131,11 @@ def write_dialogues(path: Path, dialogues: list[Dialogue]) -> None:
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial, compression="zstd")
     partial.replace(path)
+
+
+def _num_tokens(dialogues: Sequence[Dialogue]) -> int:
+    """Of the answers."""
+    return sum(len(dialogue.output_ids) for dialogue in dialogues)
 
 
 def opening(built: Built, stem: str) -> Ids:
@@ -124,9 +160,10 @@ class _Part:
 class _Production:
     """Writes part after part. Answers of one part and questions of the next share the batch, so it never runs dry."""
 
-    def __init__(self, built: Built, plan: SelfGeneration) -> None:
+    def __init__(self, built: Built, plan: SelfGeneration, on_tokens: Callable[[int], None]) -> None:
         self._built = built
         self._plan = plan
+        self._on_tokens = on_tokens
         self._parts: dict[int, _Part] = {}
         self._answers: deque[GenerationRequest] = deque()
         self._open: dict[str, Completion] = {}
@@ -189,6 +226,7 @@ class _Production:
         if is_answer:
             prompt = self._prompts.pop(chunk.request_id)
             part.dialogues[int(index)] = Dialogue(prompt, as_ids(completion.output_ids))
+            self._on_tokens(len(completion.output_ids))
         elif completion.finish_reason == "stop":  # a turn that did not end in time is dropped
             self._ask(f"{number}/{index}/", stem + completion.text)
             return
@@ -197,5 +235,6 @@ class _Production:
     def _ask(self, request_id: str, question: str) -> None:
         prompt = self._built.tokenizer.render_chat([{"role": "user", "content": question}])
         self._prompts[request_id] = prompt
-        limits = Limits(self._plan.max_answer, self._built.tokenizer.stop_ids)
+        room = self._built.limits.max_length - len(prompt)
+        limits = Limits(min(self._plan.max_answer, room), self._built.tokenizer.stop_ids)
         self._answers.append(GenerationRequest(request_id, prompt, limits))

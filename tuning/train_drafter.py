@@ -25,7 +25,7 @@ from serving.models.packed_lm import PackedLM
 from serving.types import Ids
 from tuning.labels import SoftLabels
 from tuning.selfgen import Dialogue
-from tuning.train_loop import learning_rate_share, length_batches, restore_checkpoint, save_checkpoint
+from tuning.train_loop import Checkpoint, learning_rate_share, length_batches
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def train(
     target_ids: Tensor,
     data: list[tuple[Dialogue, SoftLabels]],
     *,
-    checkpoint: Path,
+    checkpoint: Checkpoint,
     on_step: Callable[[Progress], None],
 ) -> None:
     """Train in place; saves to `checkpoint` now and then and goes on from there if it is there."""
@@ -116,7 +116,7 @@ def train(
     batches = list(length_batches(
         lengths, tokens_per_batch=recipe.tokens_per_batch, epochs=recipe.epochs, seed=recipe.seed
     ))  # fmt: skip
-    done = restore_checkpoint(student, optimiser, checkpoint)
+    done = checkpoint.restore(student, optimiser)
     student.train()
     for step, batch in enumerate(batches):
         if step < done:
@@ -129,7 +129,7 @@ def train(
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         if (step + 1) % recipe.steps_per_checkpoint == 0 or step == len(batches) - 1:
-            save_checkpoint(student, optimiser, checkpoint, step + 1)
+            checkpoint.save(student, optimiser, step + 1)
         on_step(Progress(step + 1, len(batches), float(loss.detach()), agreement))
     student.eval()
 

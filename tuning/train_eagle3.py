@@ -25,7 +25,7 @@ from serving.models.eagle3_checkpoint import CARD
 from serving.models.hf_decoder import final_logits
 from serving.models.packed import Network
 from tuning.train_features import Example, FeatureSet
-from tuning.train_loop import learning_rate_share, length_batches, restore_checkpoint, save_checkpoint
+from tuning.train_loop import Checkpoint, learning_rate_share, length_batches
 from tuning.train_unroll import Unroll
 
 # Spread of new weights, in shares of 1 / sqrt(inputs): features of the lower layers, and the next token's embedding.
@@ -130,7 +130,7 @@ def train(
     recipe: Eagle3Recipe,
     data: FeatureSet,
     *,
-    checkpoint: Path,
+    checkpoint: Checkpoint,
     on_step: Callable[[Eagle3Progress], None],
 ) -> None:
     """Train in place; saves to `checkpoint` now and then and goes on from there if it is there."""
@@ -140,7 +140,7 @@ def train(
     batches = list(length_batches(
         lengths, tokens_per_batch=recipe.tokens_per_batch, epochs=recipe.epochs, seed=recipe.seed
     ))  # fmt: skip
-    done = restore_checkpoint(head, optimiser, checkpoint)
+    done = checkpoint.restore(head, optimiser)
     objective = _Objective(head, target, recipe)
     with ThreadPoolExecutor(recipe.shards, initializer=torch.set_num_threads, initargs=_threads(recipe)) as pool:
         for step in range(done, len(batches)):
@@ -153,7 +153,7 @@ def train(
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
             if (step + 1) % recipe.steps_per_checkpoint == 0 or step == len(batches) - 1:
-                save_checkpoint(head, optimiser, checkpoint, step + 1)
+                checkpoint.save(head, optimiser, step + 1)
             agreement = np.mean([result.agreement for result in results], axis=0)
             loss = float(np.mean([result.loss for result in results]))
             on_step(Eagle3Progress(step + 1, len(batches), loss, tuple(agreement.tolist())))

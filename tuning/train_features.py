@@ -17,7 +17,7 @@ from torch import Tensor
 
 from serving.models.packed import Network
 from serving.models.packed_lm import PackedLM
-from tuning.selfgen import Dialogue
+from tuning.selfgen import Dialogue, text_key
 
 _PART = 64
 
@@ -68,17 +68,23 @@ class FeatureSet:
 
 
 def read_features(
-    target: PackedLM, dialogues: Sequence[Dialogue], folder: Path, *, on_dialogues: Callable[[int], None]
+    target: PackedLM,
+    dialogues: Sequence[Dialogue],
+    folder: Path,
+    *,
+    target_key: str,
+    on_dialogues: Callable[[int], None],
 ) -> FeatureSet:
     """Read all `dialogues` with the target, one pass each, and keep what comes out in `folder`.
 
-    The target's feature layers are the head's three and the number of layers.
+    The target's feature layers are the head's three and the number of layers. A part is named by its text and
+    `target_key`, which tells the target from all others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for start in range(0, len(dialogues), _PART):
         batch = dialogues[start : start + _PART]
-        path = folder / f"features-{start:07d}.safetensors"
+        path = folder / f"features-{text_key(batch, target_key)}.safetensors"
         if not path.is_file():
             _write(path, target, batch)
         ends = np.cumsum([0, *(len(dialogue.ids) for dialogue in batch)])

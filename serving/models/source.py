@@ -1,5 +1,6 @@
 """Where a model name points: the embedded default, a shipped part, a Hub id, a folder, or a GGUF file."""
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,19 @@ class ModelSource:
     @property
     def is_local(self) -> bool:
         return Path(self.location).is_dir()
+
+    @property
+    def key(self) -> str:
+        """16 hex digits that tell this model from others: where it is and, in a folder here, what its files' stats are.
+
+        Weights trained anew in the same folder have another key; so has a copy elsewhere.
+        """
+        parts = [self.location, self.gguf_file]
+        if self.is_local:
+            folder = Path(self.location).resolve()
+            stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+            parts = [str(folder), self.gguf_file, *(f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats)]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def resolve_model(model: str) -> ModelSource:

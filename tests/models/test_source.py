@@ -1,5 +1,6 @@
 """Where names point, and sentences for those that point nowhere."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,17 @@ def test_what_can_be_no_model_is_refused_at_once(name: str) -> None:
 def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         resolve_model(str(tmp_path))
+
+
+def test_a_key_tells_a_model_from_one_elsewhere_and_from_its_weights_before(tmp_path: Path) -> None:
+    folders = [tmp_path / name / "model" for name in "ab"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_text("weights")
+    first, second = (resolve_model(str(folder)).key for folder in folders)
+    assert first != second
+    assert resolve_model(str(folders[0] / ".." / "model")).key == first
+    os.utime(folders[0] / "model.safetensors", ns=(0, 0))
+    assert resolve_model(str(folders[0])).key != first
+    assert resolve_model("owner/name").key != resolve_model("owner/other").key

@@ -13,6 +13,7 @@ from tests.models.tiny import tiny_model
 from tuning.labels import hard_labels, label
 from tuning.selfgen import Dialogue, read_dialogues, write_dialogues
 from tuning.train_drafter import DrafterRecipe, Progress, draft_vocabulary, export, new_student, train
+from tuning.train_loop import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +56,7 @@ def run(recipe: DrafterRecipe, checkpoint: Path, *, stop_at: int | None = None) 
         if progress.step == stop_at:
             raise KeyboardInterrupt
 
-    train(student, recipe, target_ids, data, checkpoint=checkpoint, on_step=on_step)
+    train(student, recipe, target_ids, data, checkpoint=Checkpoint(checkpoint, {}), on_step=on_step)
     export(student, recipe, target_ids, checkpoint.parent / "out", card={"note": "toy"})
     return student, seen
 
@@ -83,21 +84,40 @@ def test_a_killed_training_resumes_to_the_same_end(recipe: DrafterRecipe, tmp_pa
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-def test_dialogues_and_labels_survive_the_disk(tmp_path: Path) -> None:
+class Echo:
+    """A teacher that expects every token again, plus `shift`."""
+
+    def __init__(self, shift: int = 0) -> None:
+        self.shift = shift
+        self.calls = 0
+
+    def top_logprobs(self, ids: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        self.calls += 1
+        return np.tile(ids[:, None] + self.shift, (1, top)), np.zeros((len(ids), top), dtype=np.float16)
+
+
+def test_dialogues_survive_the_disk(tmp_path: Path) -> None:
     dialogues = [counting(i) for i in range(3)]
     write_dialogues(tmp_path / "part.parquet", dialogues)
     back = read_dialogues([tmp_path / "part.parquet"])
     assert [d.ids.tolist() for d in back] == [d.ids.tolist() for d in dialogues]
 
-    class Teacher:
-        calls = 0
 
-        def top_logprobs(self, ids: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-            self.calls += 1
-            return np.tile(ids[:, None], (1, top)), np.zeros((len(ids), top), dtype=np.float16)
+def labelled(teacher: Echo, dialogues: list[Dialogue], folder: Path, *, key: str = "echo") -> list[list[int]]:
+    found = label(teacher, dialogues, folder, teacher_key=key, on_dialogues=lambda _: None)
+    return [entry.ids[:, 0].tolist() for entry in found]
 
-    teacher = Teacher()
+
+def test_labels_survive_the_disk(tmp_path: Path) -> None:
+    dialogues, teacher = [counting(i) for i in range(3)], Echo()
     for _ in range(2):  # the second time from the disk
-        labels = label(teacher, dialogues, tmp_path / "labels", on_dialogues=lambda _: None)
-        assert [entry.ids[:, 0].tolist() for entry in labels] == [d.ids.tolist() for d in dialogues]
+        assert labelled(teacher, dialogues, tmp_path) == [d.ids.tolist() for d in dialogues]
     assert teacher.calls == 3
+
+
+def test_labels_of_other_dialogues_or_of_another_teacher_are_never_taken(tmp_path: Path) -> None:
+    dialogues = [counting(i) for i in range(3)]
+    labelled(Echo(), dialogues, tmp_path)
+    backwards = dialogues[::-1]
+    assert labelled(Echo(), backwards, tmp_path) == [d.ids.tolist() for d in backwards]
+    assert labelled(Echo(1), dialogues, tmp_path, key="other") == [(d.ids + 1).tolist() for d in dialogues]

@@ -23,6 +23,7 @@ from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
 from tuning.train_features import read_features
+from tuning.train_loop import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,8 +68,9 @@ def run(
     dialogues: list[Dialogue], work: Path, *, stop_at: int | None = None, recipe: Eagle3Recipe = RECIPE
 ) -> tuple[Eagle3Head, list[Eagle3Progress]]:
     data = read_features(
-        target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues, work / "features", on_dialogues=lambda _: None
-    )
+        target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues, work / "features", target_key="tiny",
+        on_dialogues=lambda _: None,
+    )  # fmt: skip
     target_ids = draft_vocabulary(dialogues, size=recipe.vocab_size, target_size=VOCAB)
     torch.manual_seed(0)
     head, seen = new_head(network(), target_ids), []
@@ -78,7 +80,14 @@ def run(
         if progress.step == stop_at:
             raise KeyboardInterrupt
 
-    train(head, TargetHead(network(), target_ids), recipe, data, checkpoint=work / "checkpoint.pt", on_step=on_step)
+    train(
+        head,
+        TargetHead(network(), target_ids),
+        recipe,
+        data,
+        checkpoint=Checkpoint(work / "checkpoint.pt", {}),
+        on_step=on_step,
+    )
     return head, seen
 
 
