@@ -211,7 +211,7 @@ def _shape(layer: Network, config: Network) -> KVShape:
     if head_dim is None or not (hasattr(attention, "k_proj") or hasattr(attention, "qkv_proj")):
         raise ModelError(
             f"model type {config.model_type!r}: layer {type(layer).__name__} has no attention of a known form; "
-            "supported are decoders whose layers carry `self_attn` with `k_proj` or `qkv_proj`"
+            "supported are decoders whose `layers` carry `self_attn` with `k_proj` or `qkv_proj`"
         )
     if not hasattr(attention, "k_proj"):  # Phi-3: one fused projection
         return KVShape(config.num_key_value_heads, head_dim)

@@ -109,8 +109,11 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     from transformers import AutoModelForCausalLM
 
     dtype = torch_dtype(options.dtype)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
+    except ValueError:  # its own message lists every class that there is
+        raise ModelError(f"model type {config.model_type!r} is no causal language model") from None
     if options.kept is not None:
         skip_layers(skeleton, options.kept)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from serving.errors import ConfigError, MemoryPlanError, ModelError
 from serving.models.loading import LoadOptions, load_packed_lm, plan_memory
@@ -73,3 +74,9 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="could not be loaded") as caught:
         load_packed_lm(str(tmp_path), OPTIONS)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "falcon", "bloom", "mpt", "t5"])
+def test_families_of_another_build_are_refused_by_their_model_type(family: str) -> None:
+    with pytest.raises(ModelError, match=f"^model type '{family}'"):
+        plan_memory(AutoConfig.for_model(family), OPTIONS)
