@@ -10,7 +10,7 @@ import torch
 
 from serving.errors import ConfigError, ModelError
 from serving.models.draft_lm import DraftModel, is_draft_lm, load_draft_model
-from serving.models.hf_decoder import HFDecoder, check_layers, layer_shapes
+from serving.models.hf_decoder import HFDecoder, check_build, check_layers, layer_shapes
 from serving.models.kv_store import KVStore
 from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
 from serving.models.native import load_native
@@ -114,6 +114,7 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
             skeleton = AutoModelForCausalLM.from_config(config)
     except ValueError:  # its own message lists every class that there is
         raise ModelError(f"model type {config.model_type!r} is no causal language model") from None
+    check_build(skeleton)
     if options.kept is not None:
         skip_layers(skeleton, options.kept)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
