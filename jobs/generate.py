@@ -1,7 +1,8 @@
-"""Answer a file of prompts offline, in this process, in batches; one JSON line a prompt, in the file's order.
+"""Answer the first turn of each prompt of a file offline, in this process, in batches; a JSON line each, in order.
 
 Each line has id, prompt_ids, output_ids, text, finish_reason, receipt and exceptions; a prompt that cannot be answered
-gets its `error` instead. A killed run goes on where it stopped when it is started again with the same flags.
+gets its `error` instead. A killed run goes on where it stopped when it is started again with the same flags; with
+another --limit, --batch or --max-tokens, say, the same --out is refused.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def _record(request: GenerationRequest, completion: Completion) -> dict[str, Any
         "output_ids": completion.output_ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
-        "receipt": asdict(completion.receipt),
+        "receipt": completion.receipt.shown,
         "exceptions": [asdict(exception) for exception in completion.exceptions],
     }
 
