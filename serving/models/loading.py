@@ -112,8 +112,8 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     try:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
-    except ValueError:  # its own message lists every class that there is
-        raise ModelError(f"model type {config.model_type!r} is no causal language model") from None
+    except ValueError as error:
+        raise ModelError(f"model type {config.model_type!r} is no causal LM here: {_first_line(error)}") from None
     check_build(skeleton)
     if options.kept is not None:
         skip_layers(skeleton, options.kept)
@@ -159,8 +159,11 @@ def load_network(model: str, dtype: torch.dtype) -> Network:
 
 
 def _load_error(model: str, error: Exception) -> ModelError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return ModelError(f"model {model!r} could not be loaded: {reason}")
+    return ModelError(f"model {model!r} could not be loaded: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def default_device() -> torch.device:
