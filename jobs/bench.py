@@ -77,7 +77,8 @@ def _add_paired_options(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stock", metavar="A,B",
         help="of generate, lookup and assisted, or empty; default: generate,lookup (generate alone where --batch is "
-        "more than 1: transformers speculates for one sequence at a time)",
+        "more than 1: transformers speculates for one sequence at a time); assisted needs a profile that drafts with a "
+        "model, or --assistant",
     )  # fmt: skip
     group.add_argument(
         "--assistant", metavar="MODEL",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from cluster.connect import connected, start_serve
-from jobs.deploying import args_for_this_ray, deployed, wait_until_up
+from jobs.deploying import args_for_this_ray, check_asked, deployed, wait_until_up
+from serving.app import AppArgs
 from serving.config import load_profile
 from serving.errors import DrafthouseError
 from serving.models.embedded import EMBEDDED_MODEL, ensure_embedded_model
@@ -29,6 +30,7 @@ _WAIT_S = 600.0
 def main(argv: Sequence[str]) -> int:
     """With --once exit status 0 after the answer, else serve until Ctrl-C."""
     args = _parser().parse_args(argv)
+    check_asked(AppArgs(profile=args.profile), args.port)
     started_s = time.monotonic()
 
     def say(line: str) -> None:
@@ -133,6 +135,8 @@ def receipt_table(answer: Answer) -> str:
 
 def _shown(value: object) -> str:
     match value:
+        case None:
+            return "-"
         case bool():
             return "yes" if value else "no"
         case float():

@@ -15,10 +15,18 @@ from serving.config import load_profile
 from serving.errors import ConfigError, DrafthouseError
 
 APP_NAME = "drafthouse"
+_MAX_PORT = 65_535
 _POLL_S = 0.25
 _UP = ("ready", "degraded")
 
 Say = Callable[[str], None]
+
+
+def check_asked(args: AppArgs, port: int) -> None:
+    """Raise ConfigError for whatever can be known to be wrong before a Ray is started."""
+    if not 1 <= port <= _MAX_PORT:
+        raise ConfigError(f"--port: must be between 1 and {_MAX_PORT}, got {port}")
+    app(args)
 
 
 def args_for_this_ray(profile_name: str) -> AppArgs:

@@ -1,7 +1,8 @@
-"""Answer a file of prompts offline, in this process, in batches; one JSON line a prompt, in the file's order.
+"""Answer the first turn of each prompt of a file offline, in this process, in batches; a JSON line each, in order.
 
 Each line has id, prompt_ids, output_ids, text, finish_reason, receipt and exceptions; a prompt that cannot be answered
-gets its `error` instead. A killed run goes on where it stopped when it is started again with the same flags.
+gets its `error` instead. A killed run goes on where it stopped when it is started again with the same flags; with
+another --limit, --batch or --max-tokens, say, the same --out is refused.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from jobs.json_lines import read_lines
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
 from serving.build import Built, build
 from serving.config import Profile, check_servable
@@ -38,17 +40,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 1 if any prompt could not be answered."""
+    """Exit status 1 if any prompt could not be answered, be it in an earlier run."""
     args = parser().parse_args(argv)
     profile, prompts = profile_from(args, args.profile), prompts_from(args)
     check_servable(profile)
-    done = _resume(args.out, _settings(args, profile, prompts))
-    if not [p.id for p in prompts[: len(done)]] == done:
+    settings = _settings(args, profile, prompts)
+    done = _on_file(args.out, settings)
+    if not [p.id for p in prompts[: len(done)]] == [record["id"] for record in done]:
         raise ConfigError(f"--out: {args.out} holds other prompts than {args.prompts}; choose another file")
+    failed = sum("error" in record for record in done)
     left = prompts[len(done) :]
-    failed = 0
-    with args.out.open("a", encoding="utf-8") as out, _bar(len(prompts), len(done)) as bar:
-        for record in answers(build(profile), left, raw=args.raw, max_tokens=args.max_tokens) if left else ():
+    new = answers(build(profile), left, raw=args.raw, max_tokens=args.max_tokens) if left else iter(())
+    with _appending(args.out, settings) as out, _bar(len(prompts), len(done)) as bar:
+        for record in new:
             _write(out, record)
             if "error" in record:
                 failed += 1
@@ -91,7 +95,7 @@ def _record(request: GenerationRequest, completion: Completion) -> dict[str, Any
         "output_ids": completion.output_ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
-        "receipt": asdict(completion.receipt),
+        "receipt": completion.receipt.shown,
         "exceptions": [asdict(exception) for exception in completion.exceptions],
     }
 
@@ -105,27 +109,42 @@ class _Settings:
     raw: bool
     max_tokens: int
 
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
 
 def _settings(args: argparse.Namespace, profile: Profile, prompts: Sequence[Prompt]) -> _Settings:
     digest = hashlib.sha256("\0".join(f"{p.id}\0{p.text}" for p in prompts).encode()).hexdigest()[:16]
     return _Settings(profile.model_dump_json(), digest, args.raw, args.max_tokens)
 
 
-def _resume(out: Path, settings: _Settings) -> list[str]:
-    """Ids that are already answered in `out`. A half-written last line is dropped; other settings are refused."""
-    beside = out.with_name(out.name + ".settings")
+def _on_file(out: Path, settings: _Settings) -> list[dict[str, Any]]:
+    """Records that are already in `out`. Raises ConfigError where others than `settings` made them."""
+    if out.is_dir():
+        raise ConfigError(f"--out: {out} is a folder; name a file")
+    if not out.is_file() or not out.stat().st_size:
+        return []
+    beside = _beside(out)
+    if not beside.is_file():
+        raise ConfigError(
+            f"--out: {out} cannot be gone on with, for {beside}, which says how it was made, is missing; "
+            "choose another file or delete it"
+        )
+    if beside.read_text(encoding="utf-8") != settings.text:
+        raise ConfigError(f"--out: {out} was made with other flags or prompts; choose another file or delete it")
+    return read_lines(out, needs=("id",))
+
+
+def _appending(out: Path, settings: _Settings) -> TextIO:
+    """`out`, open at its end, with `settings` beside it."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.is_file() and out.stat().st_size:
-        if not beside.is_file() or json.loads(beside.read_text(encoding="utf-8")) != asdict(settings):
-            raise ConfigError(f"--out: {out} was made with other flags or prompts; choose another file or delete it")
-    else:
-        out.write_text("", encoding="utf-8")
-        beside.write_text(json.dumps(asdict(settings)), encoding="utf-8")
-    lines = out.read_bytes().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) < len(lines):
-        out.write_bytes(b"".join(whole))
-    return [str(json.loads(line)["id"]) for line in whole]
+    _beside(out).write_text(settings.text, encoding="utf-8")
+    return out.open("a", encoding="utf-8")
+
+
+def _beside(out: Path) -> Path:
+    return out.with_name(out.name + ".settings")
 
 
 def _write(out: TextIO, record: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from serving.config import HybridDrafter, ModelDrafter, Profile, load_profile
 from serving.config_rules import CsdControls
-from serving.errors import ConfigError, one_line
+from serving.errors import ConfigError, ModelError, one_line
+from serving.models.source import resolve_model
 from tuning.prompts import Prompt, read_prompts, select
 
+_FLAGS: dict[str | int, str] = {"max_sessions": "--batch", "max_length": "--max-length", "max_draft": "--max-draft"}
 _OFFLINE_MEMORY = "offline, `memory: online` begins empty and ends with the run; its store is neither read nor written"
 
 
@@ -40,6 +42,7 @@ def profile_from(args: argparse.Namespace, name: str) -> Profile:
     Raises ConfigError naming the flag.
     """
     profile = load_profile(name)
+    _check_models(target=args.target, drafter=args.drafter)
     if isinstance(profile.rule, CsdControls) and profile.rule.memory == "online":
         print(f"profile {profile.name!r}: {_OFFLINE_MEMORY}", file=sys.stderr)
     values: dict[str, Any] = profile.model_dump()
@@ -56,7 +59,9 @@ def profile_from(args: argparse.Namespace, name: str) -> Profile:
     try:
         return Profile.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"profile {name} with these flags: {one_line(error)}") from None
+        flags = [_FLAGS[field] for field in error.errors()[0]["loc"] if field in _FLAGS]
+        given = flags[0] if flags else f"profile {name} with these flags"
+        raise ConfigError(f"{given}: {one_line(error)}") from None
 
 
 def prompts_from(args: argparse.Namespace) -> list[Prompt]:
@@ -67,6 +72,16 @@ def prompts_from(args: argparse.Namespace) -> list[Prompt]:
         raise ConfigError(f"--max-tokens: must be at least 1, got {args.max_tokens}")
     tasks = [task for task in args.tasks.split(",") if task]
     return select(read_prompts(args.prompts), tasks=tasks, limit=args.limit)
+
+
+def _check_models(**given: str | None) -> None:
+    """Raise ConfigError naming the flag where what it gives can be no model: loading would say so much later."""
+    for flag, model in given.items():
+        try:
+            if model is not None:
+                resolve_model(model)
+        except ModelError as error:
+            raise ConfigError(f"--{flag}: {str(error).removeprefix('model: ')}") from None
 
 
 def _arms(profile: Profile, drafter: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from jobs.json_lines import read_lines
 from serving.build import build
 from serving.build_rules import models_identity
 from serving.config import Profile
@@ -76,15 +77,8 @@ def _texts(prompts: Sequence[Prompt]) -> dict[str, str]:
 
 def _read(recording: Recording, prompts: Sequence[Prompt]) -> dict[str, list[Mismatch]]:
     """What is on file; a half-written last line is dropped, other settings and other texts are refused."""
-    if not recording.path.is_file():
-        return {}
     known, texts = {}, _texts(prompts)
-    lines = recording.path.read_bytes().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) < len(lines):
-        recording.path.write_bytes(b"".join(whole))
-    for line in whole:
-        record = json.loads(line)
+    for record in read_lines(recording.path, needs=("key", "id", "found")):
         if record["key"] != recording.key:
             raise ConfigError(
                 f"--out: {recording.path} was made with another profile, drafter or --max-tokens; delete it first"

@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 
 from cluster.connect import connected, start_serve
-from jobs.deploying import args_for_this_ray, deployed, wait_until_up
+from jobs.deploying import args_for_this_ray, check_asked, deployed, wait_until_up
+from serving.app import AppArgs
 
 SUMMARY = "serve a profile over HTTP (OpenAI's API) until Ctrl-C"
 
@@ -13,10 +14,12 @@ SUMMARY = "serve a profile over HTTP (OpenAI's API) until Ctrl-C"
 def main(argv: Sequence[str]) -> int:
     """Deploy, wait until ready, then stay. Exit status 0 on Ctrl-C."""
     args = _parser().parse_args(argv)
+    asked = {"api_keys_env": args.api_keys_env}
+    check_asked(AppArgs(profile=args.profile).model_copy(update=asked), args.port)
     url = f"http://{'127.0.0.1' if args.host == '0.0.0.0' else args.host}:{args.port}"
     with connected(args.address, num_cpus=args.num_cpus):
         start_serve(args.host, args.port)
-        sizes = args_for_this_ray(args.profile).model_copy(update={"api_keys_env": args.api_keys_env})
+        sizes = args_for_this_ray(args.profile).model_copy(update=asked)
         with deployed(sizes):
             state = wait_until_up(url, say=_say, timeout_s=args.wait_s)
             _say(f"{state}: {url}/v1 (Ctrl-C ends it)")

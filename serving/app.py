@@ -72,7 +72,7 @@ def api_keys(variable: str | None) -> frozenset[str]:
         return frozenset()
     keys = frozenset(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
     if not keys:
-        raise ConfigError(f"api_keys_env: the environment variable {variable} holds no key")
+        raise ConfigError(f"api_keys_env: the environment variable {variable!r} holds no key")
     return keys
 
 
@@ -86,7 +86,7 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve in the replica, so the application never travels."""
-        return create_app(self._backend, api_keys=self._keys)
+        return create_app(self._backend, api_keys=self._keys, sends_request_id=False)  # Ray's proxy does
 
 
 class GatewayBackend(TargetClient):

@@ -52,5 +52,5 @@ def one_line(error: ValidationError | yaml.YAMLError) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
-        return f"{where}: {first['msg']} (got {str(first['input'])[:80]!r})"
+        return f"{where}: {first['msg']} (got {repr(first['input'])[:80]})"
     return " ".join(str(error).split())

@@ -1,7 +1,8 @@
 """What is asked of the engine and what it answers, as it crosses layers and processes. Frozen, without tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from serving.types import (
     EMPTY_IDS,
@@ -131,6 +132,12 @@ class SlimReceipt:
         return self.accepted + self.regenerated
 
 
+# What a receipt says of exceptions and of what they were judged by: nothing that concerns a lossless answer.
+_LOSSY_FIELDS = (
+    "budget", "regret_spent", "regret_left", "num_exceptions", "rescues", "exhausted_at", "profile", "memory",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What speculation did for one request: counts of tokens and passes so far, and whether the text is exact.
@@ -169,9 +176,9 @@ class Receipt:
     slim: SlimReceipt | None = None
 
     @property
-    def acceptance_rate(self) -> float:
-        """accepted / drafted, 0 where nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def rejection_rate(self) -> float:
@@ -182,6 +189,13 @@ class Receipt:
     def regret_left(self) -> float | None:
         """Nats that may still be spent; None where nothing bounds their sum."""
         return None if self.budget is None else max(0.0, self.budget - self.regret_spent)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a user is told, by name: of exceptions only where there may be some, of a slim verifier where one is."""
+        told = asdict(self) | {"acceptance_rate": self.acceptance_rate, "regret_left": self.regret_left}
+        left_out = (*(_LOSSY_FIELDS if self.lossless else ()), *(("slim",) if self.slim is None else ()))
+        return {name: value for name, value in told.items() if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from serving.api.neutral import Text, only, refused
+from serving.api.neutral import Text, encodable, only, refused
 from serving.api.schema import CompletionBody, Strict, TokenCount
 
 MAX_TOP_LOGPROBS = 20
@@ -21,7 +21,7 @@ class TextPart(Strict):
 
 def _parts(value: object) -> object:
     if isinstance(value, str):
-        return [{"type": "text", "text": value}]
+        return [{"type": "text", "text": encodable(value)}]
     if not isinstance(value, list):
         raise refused("must be a string or a list of text parts")
     return value

@@ -46,6 +46,7 @@ class Failure:
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+    allow: str | None = None
 
     @property
     def body(self) -> str:
@@ -57,6 +58,8 @@ class Failure:
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.allow is not None:
+            headers["allow"] = self.allow
         return Response(self.body, self.status, headers, media_type="application/json")
 
 
@@ -101,7 +104,8 @@ def _refused(error: HTTPException) -> Failure:
             message = "There is no such route here; GET /openapi.json lists those there are."
             return Failure(404, message, code="unknown_route")
         case 405:
-            return Failure(405, "This route does not take that HTTP method.", code="method_not_allowed")
+            allow = (error.headers or {}).get("Allow")
+            return Failure(405, "This route does not take that HTTP method.", code="method_not_allowed", allow=allow)
         case 400:
             return Failure(400, UNREADABLE, code="invalid_json")
     return Failure(error.status_code, str(error.detail))
@@ -126,6 +130,8 @@ def _invalid(error: Mapping[str, object]) -> Failure:
             reason = "is not a parameter of this endpoint; remove it"
         case "unsupported" | "value":
             reason = str(error["msg"])
+        case "model_type" | "model_attributes_type":
+            reason = "must be an object" + _quoted(given)
         case "string_unicode":
             reason = "must be valid Unicode, but holds half of a surrogate pair"
         case _:

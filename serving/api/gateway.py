@@ -36,8 +36,11 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 STATUS_TIMEOUT_S = 5.0
 
 
-def create_app(backend: Backend, *, api_keys: frozenset[str] = frozenset()) -> FastAPI:
-    """The HTTP API over `backend`. With `api_keys`, every route but the probes asks for one of them."""
+def create_app(backend: Backend, *, api_keys: frozenset[str] = frozenset(), sends_request_id: bool = True) -> FastAPI:
+    """The HTTP API over `backend`. With `api_keys`, every route but the probes asks for one of them.
+
+    `sends_request_id` is false behind a server that sends `x-request-id` itself: one header has one value.
+    """
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None)
     app.include_router(_probes(backend))
     app.include_router(_v1(backend))
@@ -45,19 +48,23 @@ def create_app(backend: Backend, *, api_keys: frozenset[str] = frozenset()) -> F
         app.add_exception_handler(kind, _answer_failure)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(ApiKeys, keys=api_keys)
-    app.add_middleware(AccessLog)
+    app.add_middleware(AccessLog, sends_id=sends_request_id)
     return app
 
 
 def _probes(backend: Backend) -> APIRouter:
     router = APIRouter()
+    # FastAPI's GET takes no HEAD, and a route with both would give the schema two operations of one id.
+    methods = ["GET", "HEAD"]
 
     @router.get("/health")
+    @router.api_route("/health", methods=methods, include_in_schema=False)
     async def health() -> dict[str, str]:
         """Liveness: this process answers."""
         return {"status": "ok"}
 
     @router.get("/ready")
+    @router.api_route("/ready", methods=methods, include_in_schema=False)
     async def ready() -> Response:
         """Readiness: a Target answers and is warm; degraded where it has to do without its drafter."""
         try:

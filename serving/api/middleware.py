@@ -20,21 +20,27 @@ CLIENT_LEFT = 499
 
 
 class AccessLog:
-    """Gives each request its id, logs one line for it, and answers whatever nobody else has answered."""
+    """Gives each request its id, logs one line for it, and answers whatever nobody else has answered.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `sends_id` is false behind a server that puts the request's id on the response itself.
+    """
+
+    def __init__(self, app: ASGIApp, *, sends_id: bool) -> None:
         self._app = app
+        self._sends_id = sends_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        record = RequestRecord(request_id_from(Headers(scope=scope).get(REQUEST_ID_HEADER)))
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+        record = RequestRecord(request_id_from(given, is_answered=not self._sends_id))
         scope.setdefault("state", {})["record"] = record
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
+                if self._sends_id:
+                    MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
             await send(message)
 
         try:

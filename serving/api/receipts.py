@@ -1,7 +1,5 @@
 """From what a choice was given to its receipt on the wire."""
 
-from dataclasses import asdict
-
 from serving.api.backend import Speller
 from serving.api.delivery import Delivery
 from serving.api.responses import ExceptionEntry, SpeculationReceipt
@@ -10,19 +8,14 @@ from serving.types import ExceptionRecord
 
 
 def receipt_of(delivery: Delivery, speller: Speller) -> SpeculationReceipt:
-    """With every exception, and the tier of every token where the request asked for it."""
+    """Of a lossy answer with every exception; with the tier of every token where the request asked for it."""
     receipt = delivery.receipt or Receipt()
-    tiers = {"tiers": delivery.tiers} if delivery.wants_tiers else {}
-    fields = asdict(receipt)
-    if receipt.slim is None:
-        del fields["slim"]
-    return SpeculationReceipt(
-        **fields,
-        acceptance_rate=receipt.acceptance_rate,
-        regret_left=receipt.regret_left,
-        exceptions=[_entry(exception, speller) for exception in delivery.exceptions],
-        **tiers,
-    )
+    fields = receipt.shown
+    if not receipt.lossless:
+        fields["exceptions"] = [_entry(exception, speller) for exception in delivery.exceptions]
+    if delivery.wants_tiers:
+        fields["tiers"] = delivery.tiers
+    return SpeculationReceipt(**fields)
 
 
 def _entry(exception: ExceptionRecord, speller: Speller) -> ExceptionEntry:

@@ -7,6 +7,7 @@ import traceback
 import uuid
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import quote
 
 from starlette.types import Scope
 
@@ -15,6 +16,7 @@ from serving.api.tally import Tally
 log = logging.getLogger(__name__)
 
 Outcome = Literal["complete", "failed", "disconnected"]
+_MAX_ENCODED_CHARS = 128
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
@@ -59,6 +61,11 @@ class RequestRecord:
         )
 
 
-def request_id_from(header: str | None) -> str:
-    """The client's id where it is harmless in a header and a log line, else a new one."""
-    return header if header and _REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
+def request_id_from(header: str | None, *, is_answered: bool = False) -> str:
+    """The client's id where it is harmless in a header and a log line, else a new one.
+
+    One that is harmful and `is_answered` all the same, by a server in front of this one, is URL-encoded instead.
+    """
+    if header and _REQUEST_ID.fullmatch(header):
+        return header
+    return quote(header[:_MAX_ENCODED_CHARS], safe="") if header and is_answered else uuid.uuid4().hex

@@ -69,8 +69,9 @@ class ExceptionEntry(BaseModel):
 class SpeculationReceipt(BaseModel):
     """What speculation did for one choice; counts are tokens, rounds and passes.
 
-    Of a lossy profile: every exception, what they cost and may still cost, and what the answer was judged by. `tiers`
-    has one entry a token where the request asked for detail.
+    `acceptance_rate` is null where nothing was drafted. Only of an answer that is not lossless: every exception, what
+    they cost and may still cost, and what it was judged by. `tiers` has one entry a token where the request asked for
+    detail.
     """
 
     rounds: int
@@ -87,16 +88,16 @@ class SpeculationReceipt(BaseModel):
     degraded: bool
     lossless: bool
     reason: str
-    acceptance_rate: float
-    budget: float | None
-    regret_spent: float
-    regret_left: float | None
-    num_exceptions: int
-    rescues: int
-    exhausted_at: int | None
-    profile: str
-    memory: str
-    exceptions: list[ExceptionEntry]
+    acceptance_rate: float | None
+    budget: float | None = None
+    regret_spent: float = 0.0
+    regret_left: float | None = None
+    num_exceptions: int = 0
+    rescues: int = 0
+    exhausted_at: int | None = None
+    profile: str = ""
+    memory: str = ""
+    exceptions: list[ExceptionEntry] = []
     tiers: list[Tier] | None = None
     slim: SlimVerification | None = None
 

@@ -6,7 +6,17 @@ other value is a 400 that names it; so is a parameter that nobody knows.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from serving.api.neutral import Encodable, Text, only, refused
 from serving.requests import Tightening
@@ -75,12 +85,20 @@ class StreamOptions(Strict):
     continuous_usage_stats: Annotated[None, only(False)] = None
 
 
-def _stops(value: object) -> object:
-    return [value] if isinstance(value, str) else [] if value is None else value
+def _stops(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One stop or a list of them; what is wrong with one is said of `stop`, not of a list that nobody sent."""
+    return [_ONE_STOP.validate_python(value)] if isinstance(value, str) else check([] if value is None else value)
+
+
+def _speculation(value: object) -> object:
+    if isinstance(value, str | bool | int | float | list):
+        raise refused('must be an object such as {"mode": "off"}')
+    return {} if value is None else value
 
 
 TokenCount = Annotated[int, Field(ge=1, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), Encodable]
+_ONE_STOP: TypeAdapter[str] = TypeAdapter(Stop)
 Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False), _or(0.0)]
 Share = Annotated[float, Field(le=1.0, allow_inf_nan=False)]
@@ -94,7 +112,7 @@ class CompletionBody(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: TokenCount | None = None
-    stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_stops)] = []
+    stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), WrapValidator(_stops)] = []
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False), _or(0.0)] = 0.0
     top_p: Annotated[Share, Field(gt=0.0), _or(1.0)] = 1.0
     frequency_penalty: Penalty = 0.0
@@ -103,7 +121,7 @@ class CompletionBody(Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
 
-    speculation: Annotated[Speculation, _or({})] = Speculation()
+    speculation: Annotated[Speculation, BeforeValidator(_speculation)] = Speculation()
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS), Encodable] | None = None
 
     # What other servers of open models take as well; -1 and 0 turn top_k off

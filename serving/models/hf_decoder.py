@@ -22,17 +22,20 @@ from serving.models.skipping import keeping, kept_layers
 
 ATTENTION = "drafthouse_packed"
 _EXACT_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_SUPPORTED = "supported are causal LMs whose decoder has `layers` with `self_attn` of `k_proj` or `qkv_proj`"
 
 
 class _Context:
     """The step that is running; attention layers of one model find it through the model's config.
 
-    `slots` is where in `store` a layer's cache lies, by the layer's original index.
+    `slots` is where in `store` a layer's cache lies, by the layer's original index; `attended` are the layers that
+    have asked for attention, one entry a call.
     """
 
     step: PackedStep
     store: KVStore
     slots: dict[int, int]
+    attended: list[int]
 
 
 _contexts: WeakValueDictionary[int, _Context] = WeakValueDictionary()
@@ -48,7 +51,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """query [1, Q, T, D], key and value [1, KV, T, D] -> [1, T, Q, D]; honours sliding_window and softcap."""
     context = _contexts[id(module.config)]
-    slot = context.slots[int(module.layer_idx)]  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    context.attended.append(layer)
+    slot = context.slots[layer]
     caches = context.store.keys[slot], context.store.values[slot]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window, softcap = options.get("sliding_window") or 0, options.get("softcap") or 0.0
@@ -143,8 +148,14 @@ class HFDecoder:
     def forward(self, step: PackedStep, store: KVStore) -> Tensor:
         self._context.step, self._context.store = step, store
         self._context.slots = {index: slot for slot, index in enumerate(self._shapes)}
+        self._context.attended = []
         with _entering(self._decoder, store.feature_layers) as inputs:
             output = self._decoder(input_ids=step.ids[None], position_ids=step.positions[None], use_cache=False)
+        if self._context.attended != list(self._shapes):
+            raise ModelError(
+                f"model type {self._text_config.model_type!r} has attention of its own, which knows no packed steps; "
+                "supported are models whose layers each call transformers' AttentionInterface once"
+            )
         if inputs:
             store.keep_features(step.rows, step.positions, torch.stack(inputs))
         hidden: Tensor = output.last_hidden_state[0]
@@ -198,6 +209,15 @@ def check_layers(config: Network) -> None:
         )
 
 
+def check_build(model: Network) -> None:
+    """Refuse, by its model type, a network without the modules that are run here; `model` may be on the meta device."""
+    decoder = model.get_decoder()
+    for owner, name in ((model, "lm_head"), (decoder, "layers")):
+        if not hasattr(owner, name):
+            kind = model.config.get_text_config().model_type
+            raise ModelError(f"model type {kind!r}: {type(owner).__name__} has no `{name}`; {_SUPPORTED}")
+
+
 def layer_shapes(model: Network) -> list[KVShape]:
     """The KV cache's shape, layer by layer of those it has; `model` may be on the meta device. Raises ModelError."""
     layers = kept_layers(model.get_decoder()).values()
@@ -210,9 +230,10 @@ def _shape(layer: Network, config: Network) -> KVShape:
     head_dim: int | None = getattr(attention, "head_dim", None)
     if head_dim is None or not (hasattr(attention, "k_proj") or hasattr(attention, "qkv_proj")):
         raise ModelError(
-            f"model type {config.model_type!r}: layer {type(layer).__name__} has no attention of a known form; "
-            "supported are decoders whose layers carry `self_attn` with `k_proj` or `qkv_proj`"
+            f"model type {config.model_type!r}: {type(layer).__name__} has no attention of a known form; {_SUPPORTED}"
         )
+    if getattr(attention, "sinks", None) is not None:
+        raise ModelError(f"model type {config.model_type!r} has attention sinks, which are not implemented here")
     if not hasattr(attention, "k_proj"):  # Phi-3: one fused projection
         return KVShape(config.num_key_value_heads, head_dim)
     return KVShape(attention.k_proj.weight.shape[0] // head_dim, head_dim)

@@ -10,7 +10,7 @@ import torch
 
 from serving.errors import ConfigError, ModelError
 from serving.models.draft_lm import DraftModel, is_draft_lm, load_draft_model
-from serving.models.hf_decoder import HFDecoder, check_layers, layer_shapes
+from serving.models.hf_decoder import HFDecoder, check_build, check_layers, layer_shapes
 from serving.models.kv_store import KVStore
 from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
 from serving.models.native import load_native
@@ -109,8 +109,12 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     from transformers import AutoModelForCausalLM
 
     dtype = torch_dtype(options.dtype)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise ModelError(f"model type {config.model_type!r} is no causal LM here: {_first_line(error)}") from None
+    check_build(skeleton)
     if options.kept is not None:
         skip_layers(skeleton, options.kept)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
@@ -155,8 +159,11 @@ def load_network(model: str, dtype: torch.dtype) -> Network:
 
 
 def _load_error(model: str, error: Exception) -> ModelError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return ModelError(f"model {model!r} could not be loaded: {reason}")
+    return ModelError(f"model {model!r} could not be loaded: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def default_device() -> torch.device:

@@ -4,10 +4,12 @@ import hashlib
 import logging
 import re
 
+import httpx2
 import openai
 import pytest
+from ray.serve._private.http_util import RequestIdMiddleware
 
-from serving.api.gateway import MAX_BODY_BYTES
+from serving.api.gateway import MAX_BODY_BYTES, create_app
 from tests.api.scripted import HELLO, MODEL, ScriptedBackend, chat_body, http_client, openai_client, text_body
 
 KEYS = frozenset({"key-one", "schlüssel-zwei"})
@@ -76,6 +78,28 @@ async def test_any_other_request_id_is_replaced(given):
     async with http_client(ScriptedBackend()) as client:
         response = await client.get("/health", headers=headers)
     assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+async def ask_behind_ray(caplog, headers):
+    """The request ids of a response that passed Ray's middleware, and the one that we have logged."""
+    caplog.set_level(logging.INFO, logger="serving.api.record")
+    app = RequestIdMiddleware(create_app(ScriptedBackend(), sends_request_id=False))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://test") as client:
+        response = await client.get("/health", headers=headers)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "serving.api.record"]
+    return response.headers.get_list("x-request-id"), line.split()[0].removeprefix("request_id=")
+
+
+@pytest.mark.parametrize(
+    ("given", "logged"), [("abc", "abc"), ("a b", "a%20b"), ("a=b c", "a%3Db%20c"), ("x" * 129, "x" * 128)]
+)
+async def test_behind_ray_an_id_comes_back_once_and_is_harmless_in_the_log(given, logged, caplog):
+    assert await ask_behind_ray(caplog, {"x-request-id": given}) == ([given], logged)
+
+
+async def test_behind_ray_its_own_id_is_ours_too(caplog):
+    (sent,), logged = await ask_behind_ray(caplog, {})
+    assert sent == logged
 
 
 async def test_every_answer_has_a_request_id_and_the_official_client_sees_it():

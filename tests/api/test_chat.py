@@ -3,7 +3,7 @@
 import pytest
 from openai import BadRequestError
 
-from serving.requests import Receipt
+from serving.requests import Chunk, Receipt
 from tests.api.scripted import MODEL, ScriptedBackend, chat_body, chunk, openai_client
 
 USER = [{"role": "user", "content": "hi"}]
@@ -50,14 +50,19 @@ async def test_a_stream_has_the_role_first_then_text_then_the_finish_reason():
 RECEIPT = {
     "rounds": 3, "drafted": 6, "accepted": 3, "emitted": 6, "replaced": 0, "target_passes": 3, "draft_passes": 0,
     "drafts_empty": 0, "cached_tokens": 0, "resumed": 0, "choices": {}, "degraded": False, "lossless": True,
-    "reason": Receipt().reason, "acceptance_rate": 0.5, "budget": 0.0, "regret_spent": 0.0, "regret_left": 0.0,
-    "num_exceptions": 0, "rescues": 0, "exhausted_at": None, "profile": "", "memory": "", "exceptions": [],
+    "reason": Receipt().reason, "acceptance_rate": 0.5,
 }  # fmt: skip
 
 
 async def test_the_receipt_is_on_the_whole_answer():
     answer = await openai_client(ScriptedBackend()).chat.completions.create(**chat_body())
     assert answer.speculation == RECEIPT
+
+
+async def test_an_answer_without_drafts_has_no_acceptance_rate():
+    script = [Chunk("", (1,), "a", Receipt(rounds=1, emitted=1), finish_reason="stop")]
+    answer = await openai_client(ScriptedBackend(script)).chat.completions.create(**chat_body())
+    assert answer.speculation["acceptance_rate"] is None
 
 
 async def test_the_receipt_rides_on_the_chunk_with_the_finish_reason_and_no_other():

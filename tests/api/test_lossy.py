@@ -1,11 +1,13 @@
 """What a request may ask of a lossy profile, and what its receipt tells."""
 
+from dataclasses import replace
+
 import pytest
 from openai import BadRequestError
 
 from serving.config import Profile, SuffixDrafter
 from serving.config_rules import AsdRule, CsdRule
-from serving.requests import Receipt, Tightening
+from serving.requests import Receipt, SlimReceipt, Tightening
 from serving.types import ExceptionRecord
 from tests.api.scripted import PROFILE, ScriptedBackend, chat_body, chunk, http_client, openai_client
 
@@ -76,10 +78,15 @@ async def test_a_lossy_rule_with_nothing_to_spend_samples():
 
 
 EXCEPTION = ExceptionRecord(index=1, draft_id=ord("b"), target_id=0, regret=0.125, count=7)
+LOSSY = Receipt(lossless=False, budget=4.0, regret_spent=0.125, num_exceptions=1, profile="0123456789abcdef")
 SCRIPT = (
     chunk("a", 97, tiers=("recovered",)),
-    chunk("b", 98, tiers=("exception",), exceptions=(EXCEPTION,), finish_reason="stop"),
+    replace(chunk("b", 98, tiers=("exception",), exceptions=(EXCEPTION,), finish_reason="stop"), receipt=LOSSY),
 )
+ONLY_LOSSY = {
+    "budget": 4.0, "regret_spent": 0.125, "regret_left": 3.875, "num_exceptions": 1, "rescues": 0, "exhausted_at": None,
+    "profile": "0123456789abcdef", "memory": "",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("detail", [False, True])
@@ -93,8 +100,16 @@ async def test_the_receipt_lists_every_exception_and_tiers_on_request(detail):
             "regret": 0.125, "count": 7,
         }
     ]  # fmt: skip
+    assert {name: receipt[name] for name in ONLY_LOSSY} == ONLY_LOSSY
     assert receipt.get("tiers") == (["recovered", "exception"] if detail else None)
     assert backend.requests[0].wants_tiers is detail
+
+
+def test_a_lossless_receipt_tells_of_no_exceptions_and_one_without_a_slim_verifier_of_none():
+    lossless, lossy = Receipt().shown, Receipt(lossless=False, slim=SlimReceipt()).shown
+    assert set(lossy) - set(lossless) == {*ONLY_LOSSY, "slim"}
+    assert lossless["acceptance_rate"] is None
+    assert Receipt(drafted=4, accepted=1).shown["acceptance_rate"] == 0.25
 
 
 def test_what_is_left_of_a_budget():

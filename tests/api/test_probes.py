@@ -23,6 +23,21 @@ async def test_ready_says_what_the_target_says(status, code, expected):
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_take_head_too(path):
+    async with http_client(ScriptedBackend()) as client:
+        assert (await client.head(path)).status_code == 200
+        refused, described = await client.post(path), (await client.get("/openapi.json")).json()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert set(described["paths"][path]) == {"get"}
+
+
+async def test_a_405_says_what_is_allowed():
+    async with http_client(ScriptedBackend()) as client:
+        assert (await client.get("/v1/completions")).headers["allow"] == "POST"
+
+
 async def test_models_are_the_target_s_name_and_the_profile_s():
     client = openai_client(ScriptedBackend())
     listed = await client.models.list()

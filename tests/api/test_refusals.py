@@ -55,11 +55,13 @@ BOTH = [
     ({"max_tokens": True}, "max_tokens", "must be a valid integer (got true)"),
     ({"max_tokens": 63}, "max_tokens", "is 63, but behind a prompt of"),
     ({"max_tokens": 10**30}, "max_tokens", "must be less than"),
-    ({"stop": ""}, "stop.0", "must have at least 1 character"),
+    ({"stop": ""}, "stop", "must have at least 1 character"),
     ({"stop": ["a", ""]}, "stop.1", "must have at least 1 character"),
     ({"stop": list("abcde")}, "stop", "must have at most 4 items"),
     ({"stop": 7}, "stop", "must be a valid list (got 7)"),
-    ({"stop": "x" * 257}, "stop.0", "must have at most 256 characters"),
+    ({"stop": "\ud800"}, "stop", "must be valid Unicode"),
+    ({"stop": ["a", "\ud800"]}, "stop.1", "must be valid Unicode"),
+    ({"stop": "x" * 257}, "stop", "must have at most 256 characters"),
     ({"seed": "1"}, "seed", "must be a valid integer"),
     ({"stream": "yes"}, "stream", "must be a valid boolean"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "only where stream is true"),
@@ -71,7 +73,11 @@ BOTH = [
     ({"speculation": {"budget": 1}}, "speculation.budget", "has no effect under rule 'strict'"),
     ({"speculation": {"mode": "strict", "budget": 1}}, "speculation.budget", "has no effect where mode is 'strict'"),
     ({"speculation": {"lambda": 1}}, "speculation.lambda", "is not a parameter"),
-    ({"speculation": True}, "speculation", "must be"),
+    *(
+        ({"speculation": value}, "speculation", 'must be an object such as {"mode": "off"}')
+        for value in (True, "off", 1, ["off"])
+    ),
+    ({"stream": True, "stream_options": "usage"}, "stream_options", 'must be an object (got "usage")'),
     ({"cache_salt": ""}, "cache_salt", "must have at least 1 character"),
     ({"cache_salt": "\ud800"}, "cache_salt", "must be valid Unicode"),
     ({"model": 3}, "model", "must be a valid string (got 3)"),
@@ -123,7 +129,7 @@ CHAT = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type", "must be 'text'"),
     (
         {"messages": [{"role": "user", "content": "\udc00"}]},
-        "messages.0.content.0.text",
+        "messages.0.content",
         "must be valid Unicode",
     ),
     ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "into the content"),

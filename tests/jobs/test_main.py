@@ -50,6 +50,23 @@ def test_an_error_becomes_a_status_and_never_a_traceback(error, status, capsys, 
     assert capsys.readouterr().err == (f"demo: {error}\n" if status < 3 else "")
 
 
-def test_a_profile_that_does_not_exist_is_one_line(capsys):
-    assert entry.main(["serve", "--profile", "no-such", "--address", "127.0.0.1:1"]) == 2
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--profile", "no-such"], "profile: 'no-such' is neither"),
+        (["--api-keys-env", "NO_SUCH_VARIABLE"], "api_keys_env: the environment variable 'NO_SUCH_VARIABLE' holds no"),
+        (["--api-keys-env", ""], "api_keys_env: the environment variable '' holds no key"),
+        (["--port", "99999"], "--port: must be between 1 and 65535, got 99999"),
+        (["--port", "0"], "--port: must be between 1 and 65535, got 0"),
+    ],
+)
+def test_what_serve_is_asked_is_checked_before_it_looks_for_a_ray(argv, said, capsys):
+    assert entry.main(["serve", "--address", "127.0.0.1:1", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"serve: {said}")
+
+
+@pytest.mark.parametrize("argv", [["--profile", "no-such"], ["--port", "99999"]])
+def test_so_is_what_demo_is_asked(argv, capsys):
+    assert entry.main(["demo", *argv]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

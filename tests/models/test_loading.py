@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from serving.errors import ConfigError, MemoryPlanError, ModelError
 from serving.models.loading import LoadOptions, load_packed_lm, plan_memory
@@ -16,6 +17,9 @@ from tests.models.tiny import VOCAB, tiny_model
 OPTIONS = LoadOptions(
     role="target", dtype="float32", num_rows=2, max_length=100, prefill_chunk=64, vocab_size=VOCAB, max_draft=4
 )
+OTHER_BUILDS = (
+    "gpt2", "gpt_neox", "falcon", "bloom", "mpt", "t5", "biogpt", "persimmon", "modernbert-decoder", "gpt_oss",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +77,19 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="could not be loaded") as caught:
         load_packed_lm(str(tmp_path), OPTIONS)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", OTHER_BUILDS)
+def test_families_of_another_build_are_refused_by_their_model_type(family: str) -> None:
+    with pytest.raises(ModelError, match=f"^model type '{family}'"):
+        plan_memory(AutoConfig.for_model(family, num_hidden_layers=2), OPTIONS)
+
+
+@pytest.mark.parametrize("family", ["xglm", "diffllama"])
+def test_attention_that_cannot_be_replaced_is_refused_by_the_first_pass(family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    lm = load_packed_lm(str(tmp_path), OPTIONS)
+    ids = as_ids([5, 6, 7, 8])
+    lm.open("a", ids)
+    with pytest.raises(ModelError, match=f"^model type '{family}' has attention of its own"):
+        lm.score([ScoreRequest("a", ids)])

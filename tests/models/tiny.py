@@ -42,7 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     """A random float32 causal LM of `family`, whose logits are well apart."""
     torch.manual_seed(seed)
-    options = {**_COMMON, "initializer_range": 0.3, **FAMILIES[family], **overrides}
+    options = {**_COMMON, "initializer_range": 0.3, **FAMILIES.get(family, {}), **overrides}
     config = AutoConfig.for_model(family.split("-")[0], **options)
     # Soft-capped attention is refused by stock SDPA, so eager is the reference everywhere.
     network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
