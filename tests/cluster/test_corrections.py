@@ -29,8 +29,8 @@ def test_what_one_target_meets_nominates_at_the_other(local_ray, profile_file, p
     application = run_app(path, target=Scaling(num_cpus=0.5, min_replicas=2, max_replicas=2))
     wait_for(application.is_whole, what="the first lease")
     first = receipt_of(application, "first", 100)
-    assert first.memory == "empty+0"
+    assert first.memory == "empty+empty"
     wait_for(store.is_file, what="a saved memory")
     time.sleep(3 * PERIOD_S)  # both have heard of it
-    assert "empty+0" not in {receipt_of(application, f"later {i}", 8).memory for i in range(8)}
+    assert "empty+empty" not in {receipt_of(application, f"later {i}", 8).memory for i in range(8)}
     assert receipt_of(application, "again", 100).rescues > first.rescues
