@@ -130,37 +130,24 @@ async def test_streams_side_by_side_share_the_channel():
     assert await asyncio.gather(*(answer(gateway.generate(one)) for one in asked)) == [(TEXT, 0, "length")] * 8
 
 
-async def test_a_process_that_is_gone_hands_over_in_mid_stream():
+@pytest.mark.parametrize(
+    "lose",
+    [
+        pytest.param(lambda replica: replica.outlets.close(), id="its process is gone"),
+        pytest.param(lambda replica: replica.calls[0].fail(ActorDiedError()), id="its call fails"),
+        pytest.param(lambda replica: replica.calls[0].cancel(), id="it cancels the call"),
+    ],
+)
+async def test_a_replica_that_is_lost_hands_over_in_mid_stream(lose):
     first, second = Replica(life=10), Replica()
     got = []
     async for chunk in client(first, second).generate(request(TEXT)):
         got.append(chunk)
         if sum(len(c.ids) for c in got) == 10 and not second.engine.requests:
-            first.outlets.close()
+            lose(first)
     assert ("".join(chunk.text for chunk in got), got[-1].receipt.resumed) == (TEXT, 1)
     assert len(second.engine.requests[0].resume_ids) == 10
     assert first.engine.cancelled == ["r"]
-
-
-async def test_a_call_that_fails_hands_over_in_mid_stream():
-    first, second = Replica(life=10), Replica()
-    got = []
-    async for chunk in client(first, second).generate(request(TEXT)):
-        got.append(chunk)
-        if sum(len(c.ids) for c in got) == 10 and not second.engine.requests:
-            first.calls[0].fail(ActorDiedError())
-    assert ("".join(chunk.text for chunk in got), got[-1].receipt.resumed) == (TEXT, 1)
-    assert len(second.engine.requests[0].resume_ids) == 10
-
-
-async def test_a_call_that_its_replica_cancels_hands_over():
-    first, second = Replica(life=10), Replica()
-    got = []
-    async for chunk in client(first, second).generate(request(TEXT)):
-        got.append(chunk)
-        if sum(len(c.ids) for c in got) == 10 and not second.engine.requests:
-            first.calls[0].cancel()
-    assert ("".join(chunk.text for chunk in got), got[-1].receipt.resumed) == (TEXT, 1)
 
 
 async def test_a_replica_that_says_nothing_is_tried_elsewhere_three_times_at_most():

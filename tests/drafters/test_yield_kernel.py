@@ -17,9 +17,8 @@ SHIPPED = "smollm2-135m-yield"
 
 
 def native(predictor: YieldPredictor) -> Predictor:
-    library = load_library(_SOURCE, otherwise="the native tests are left out")
-    if library is None:
-        pytest.skip("no C++ compiler")
+    library = load_library(_SOURCE, otherwise="these tests fail")
+    assert library is not None, "the test machine has no C++ compiler (g++)"
     return NativeYields(predictor, library)
 
 
