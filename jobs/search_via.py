@@ -135,8 +135,8 @@ def _search(args: argparse.Namespace, search: MaskSearch, blocks: Sequence[Seque
 
         def on_mask() -> None:
             history = search.histories[-1]
-            best = min(history.costs, default=float("nan"))
-            bar.set_postfix_str(f"{history.arm}, {history.space.num_skipped} skipped, best {best:.3f}", refresh=False)
+            best = f", best {min(history.costs):.3f}" if history.costs else ""  # a sensitivity is no mask of this size
+            bar.set_postfix_str(f"{history.arm}, {history.space.num_skipped} skipped{best}", refresh=False)
             bar.update(1)
 
         search_masks(search, recipe, args.out, num_cpus=args.cpus, on_mask=on_mask)
