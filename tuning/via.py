@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from serving.build_drafter import build_drafter
+from serving.build_drafter import build_drafter, feature_layers
 from serving.build_via import mask_of
 from serving.config import Profile, ViaVerifier
 from serving.models.kv_store import KVShape, KVStore
@@ -65,8 +65,8 @@ def excerpts(dialogues: Iterator[Dialogue], cut: Cut, *, num_rows: int, seed: in
     return taken
 
 
-def load_target(model: str, *, dtype: str, max_length: int) -> PackedLM:
-    """The target with one KV row of `max_length` slots."""
+def load_target(model: str, *, dtype: str, max_length: int, feature_layers: tuple[int, ...] = ()) -> PackedLM:
+    """The target with one KV row for a text of `max_length` tokens, and the features of those layers beside it."""
     return load_packed_lm(
         model,
         LoadOptions(
@@ -76,6 +76,7 @@ def load_target(model: str, *, dtype: str, max_length: int) -> PackedLM:
             max_length=max_length,
             prefill_chunk=_PREFILL,
             vocab_size=ChatTokenizer.load(model).vocab_size,
+            feature_layers=feature_layers,
         ),
     )
 
@@ -134,7 +135,7 @@ def each_judged(
 def _log_probs(model: PackedLM, dialogue: Dialogue) -> Floats:
     """float32 [n, V]: of each token of the output, given what stands before it."""
     logits = model.all_logits(dialogue.ids[:-1], first=len(dialogue.prompt_ids) - 1)
-    rows: Floats = torch.log_softmax(logits, dim=-1).numpy()
+    rows: Floats = torch.log_softmax(logits, dim=-1).cpu().numpy()
     return rows
 
 
@@ -172,13 +173,25 @@ def fidelity(target: PackedLM, dialogue: Dialogue) -> Fidelity:
 def pass_times(profile: Profile, rows: Sequence[int]) -> PassTimes:
     """Of the target and the slim verifier of `profile`, as `mask_pass_times`, and of a token of its drafter."""
     assert isinstance(profile.verifier, ViaVerifier)
-    target = load_target(profile.target.model, dtype=profile.target.dtype, max_length=profile.engine.max_length)
-    drafter = build_drafter(profile, features=target)
+    roomy = _with_room(profile, measured_length(rows))
+    target = load_target(
+        profile.target.model,
+        dtype=profile.target.dtype,
+        max_length=roomy.engine.max_length,
+        feature_layers=feature_layers(profile),
+    )
+    drafter = build_drafter(roomy, features=target)
     drafting = DraftRequest("measure", _measured_ids(0), _CONTEXT // 2, profile.max_draft)
     draft = _Work("draft", 0, lambda: drafter.start([drafting]).result())
     seconds = _medians([draft, *_passes(target, slim_in_place(target, mask_of(profile, profile.verifier).kept), rows)])
     times = _times(seconds, rows, draft_s=seconds["draft", 0] / max(1, profile.max_draft))
     return replace(times, is_seeded=profile.verifier.seed_from_full)
+
+
+def _with_room(profile: Profile, num_tokens: int) -> Profile:
+    """Its sequences may have `num_tokens` tokens, whatever it says itself."""
+    longest = max(profile.engine.max_length, num_tokens)
+    return profile.model_copy(update={"engine": profile.engine.model_copy(update={"max_length": longest})})
 
 
 def mask_pass_times(target: PackedLM, kept: Sequence[int], rows: Sequence[int]) -> PassTimes:

@@ -81,6 +81,23 @@ def test_an_answer_of_the_targets_own_has_no_regret() -> None:
     assert both.top1 == pytest.approx((5 * own.top1 + 9 * other.top1) / 14)
 
 
+class OnDevice(torch.Tensor):
+    """Refuses what tensors on a GPU refuse."""
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_rows_of_a_target_on_a_gpu_are_brought_here() -> None:
+    target, one = make_lm(HFDecoder(deep())), dialogue(2)
+    here, all_logits = fidelity(target, one), target.all_logits
+    target.all_logits = lambda *args, **kwargs: all_logits(*args, **kwargs).as_subclass(OnDevice)  # type: ignore[method-assign]
+    assert fidelity(target, one) == here
+
+
 TIMES = PassTimes(full={1: 0.010, 5: 0.014, 17: 0.030}, slim={1: 0.008, 5: 0.0112, 17: 0.024}, draft_s=0.001)
 STRICT = EngineStats(emitted=100, target_passes=50, target_rows=250, drafted=200)
 VIA = EngineStats(emitted=100, target_passes=20, target_rows=340, slim_passes=45, slim_rows=225, drafted=180)
