@@ -88,12 +88,16 @@ def table(needs: Sequence[Need], nodes: Sequence[Bundle]) -> str:
     return "\n".join(lines)
 
 
+def all_nodes() -> list[Bundle]:
+    """What each node of the cluster that this process is connected to has, free or in use."""
+    return [Bundle.of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
 def free_nodes() -> list[Bundle]:
-    """What is free on each node of the cluster that this process is connected to."""
-    totals = [Bundle.of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    """What is free on each of these nodes."""
     free = Bundle.of(ray.available_resources())
     # Ray tells the free sum only, so on a larger cluster in use each node is taken to have at most that sum.
-    return [Bundle(min(t.num_cpus, free.num_cpus), min(t.num_gpus, free.num_gpus)) for t in totals]
+    return [Bundle(min(t.num_cpus, free.num_cpus), min(t.num_gpus, free.num_gpus)) for t in all_nodes()]
 
 
 def sizes_for_one_machine(profile: Profile, *, num_cpus: int, num_gpus: int) -> dict[str, Scaling]:

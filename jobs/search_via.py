@@ -9,6 +9,9 @@ judged on held-out answers, and `guided` compared with the others there, with 95
 serves for two of this. The best of each size is timed: what a slim pass costs of a full one here, and what share of
 the full passes it must save to pay. Killed, it goes on where it was when started again with the same flags.
 
+Questions are judged in a Ray Tune trial, on --cpus and --gpus of the cluster (without --gpus on CPUs alone). Finals,
+held-out answers and timings are this process's work, on the GPU that it sees, if any.
+
 DIR gets evaluations.jsonl and finals.jsonl (every answer), mask-N.json (the best of each size, as profiles name it),
 report.json and history.png.
 """
@@ -16,33 +19,36 @@ report.json and history.png.
 import argparse
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from tqdm import tqdm
 
 from cluster.connect import connected
+from cluster.resources import Bundle, all_nodes
 from jobs.figures import table
 from jobs.plotting import step_charts
 from jobs.provenance import Provenance
 from jobs.reports import write_json
 from jobs.training import dialogues_for
+from jobs.via_options import add_via_options, check_via_options, plan_of
 from jobs.via_rows import RowCounts, rows_of
 from serving.config import ModelDrafter
 from serving.errors import ConfigError
-from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import read_config
-from tuning.dimr import Agreement, ByDialogue, mean
+from serving.models.source import resolve_model
+from serving.models.tokenizer import ChatTokenizer
+from tuning.dimr import ALPHA, BETA, Agreement, ByDialogue, mean
 from tuning.mask_finals import Rung, difference, finals
 from tuning.mask_log import History, MaskLog, MaskSearch, Plan
 from tuning.mask_space import Mask, Question
-from tuning.masks import ARMS
 from tuning.search import BenchRecipe, search_masks
 from tuning.selfgen import Dialogue
 from tuning.via import each_judged, load_target, mask_pass_times, measured_length
@@ -54,42 +60,26 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m jobs search via", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--out", type=Path, required=True, metavar="DIR")
-    p.add_argument("--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)")
-    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    p.add_argument("--data", type=Path, nargs="*", default=[], help="Parquet files of prompt_ids and output_ids")
-    p.add_argument("--tokens", type=int, default=0, help="answer tokens to self-generate beside --data")
-    p.add_argument("--sizes", default="4,8", metavar="N,N", help="layers to skip, a search each (default: %(default)s)")
-    p.add_argument("--budget", type=int, default=200, help="questions of each arm and size (default: %(default)s)")
-    p.add_argument("--arms", default=",".join(ARMS), help="default: %(default)s")
-    p.add_argument("--rows", type=int, default=256, help="positions of a block (default: %(default)s)")
-    p.add_argument("--final-rows", type=int, default=4096, help="positions for the best few (default: %(default)s)")
-    p.add_argument("--held-out-rows", type=int, default=4096, help="positions to judge on (default: %(default)s)")
-    p.add_argument("--cpus", type=float, default=1.0, help="of the actor that judges (default: %(default)s)")
-    p.add_argument("--address", help="a Ray cluster; default: RAY_ADDRESS, or this machine")
-    p.add_argument("--seed", type=int, default=0)
+    add_via_options(p)
     return p
 
 
 def main(argv: Sequence[str]) -> int:
     """Search, judge on held-out answers, write masks, report and plot."""
     args = parser().parse_args(argv)
+    check_via_options(args)
     num_layers = read_config(args.target).get_text_config().num_hidden_layers
-    plan = Plan(
-        num_layers=num_layers,
-        sizes=_sizes(args.sizes, num_layers),
-        budget=args.budget,
-        seed=args.seed,
-        arms=_arms(args.arms),
-    )
-    counts = RowCounts(args.rows, args.final_rows, args.held_out_rows)
-    rows = rows_of(dialogues_for(args, args.out / "text"), counts, seed=args.seed)
+    plan, counts = plan_of(args, num_layers), RowCounts(args.rows, args.final_rows, args.held_out_rows)
+    decode = ChatTokenizer.load(args.target).decode_raw
+    rows = rows_of(dialogues_for(args, args.out / "text"), counts, decode=decode, seed=args.seed)
     log = MaskLog(args.out / "evaluations.jsonl", _identity(args, rows.blocks))
     search = MaskSearch(plan, log)
-    _search(args, search, rows.blocks)
-    histories = found_by(search.histories, plan.sizes, args.out)
-    _choose(args, rows.rungs, counts.rungs, histories)
+    _search(args, plan, search, rows.blocks)
+    histories = found_by(search.histories, plan.sizes, _why(args.out / "trials"))
+    staying = _choose(args, rows.rungs, counts.rungs, histories)
+    histories = found_by(staying, plan.sizes, _why(args.out / "finals.jsonl"))
     held_out = _judge(args, rows.held_out, histories)
+    histories = found_by(sound(histories, held_out), plan.sizes, "its cost on held-out answers is no number")
     provenance = asdict(Provenance.of("search via", argv))
     arms = [_row(history, mean(held_out[history.best])) for history in histories]
     compared = _compared(histories, held_out)
@@ -123,40 +113,62 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _search(args: argparse.Namespace, search: MaskSearch, blocks: Sequence[Sequence[Dialogue]]) -> None:
+def _search(args: argparse.Namespace, plan: Plan, search: MaskSearch, blocks: Sequence[Sequence[Dialogue]]) -> None:
     """Ray is started only where the log does not hold it all."""
     if search.ask() is None:
         return
     recipe = BenchRecipe(args.target, args.dtype, blocks)
-    with (
-        connected(args.address),
-        tqdm(desc="masks", unit="mask", file=sys.stderr, dynamic_ncols=True) as bar,
-    ):
+    with connected(args.address):
+        check_room(args, all_nodes())
+        with search_bar(search, plan) as bar:
 
-        def on_mask() -> None:
-            history = search.histories[-1]
-            best = f", best {min(history.costs):.3f}" if history.costs else ""  # a sensitivity is no mask of this size
-            bar.set_postfix_str(f"{history.arm}, {history.space.num_skipped} skipped{best}", refresh=False)
-            bar.update(1)
+            def on_mask() -> None:
+                history = search.histories[-1]
+                best = f", best {min(history.costs):.3f}" if history.costs else ""  # sensitivities skip one layer only
+                bar.set_postfix_str(f"{history.arm}, {history.space.num_skipped} skipped{best}", refresh=False)
+                bar.update(search.num_asked + 1 - bar.n)  # it is counted when the next one is asked
 
-        search_masks(search, recipe, args.out, num_cpus=args.cpus, on_mask=on_mask)
+            search_masks(search, recipe, args.out, num_cpus=args.cpus, num_gpus=args.gpus, on_mask=on_mask)
     if search.ask() is not None:
         if search.is_hopeless:
-            raise ConfigError(f"search via: one mask after the other could not be judged; {_why(args.out)}")
+            raise ConfigError(f"search via: one mask after the other could not be judged; {_why(args.out / 'trials')}")
         raise ConfigError("search via: Ray Tune ended early; start again with the same flags to go on")
 
 
-def found_by(histories: Sequence[History], sizes: Sequence[int], out: Path) -> list[History]:
-    """The histories in which a mask was judged. Raises ConfigError for a size that has none."""
+def search_bar(search: MaskSearch, plan: Plan) -> "tqdm[NoReturn]":
+    """From the questions that the log answers to the most there may be: an arm may need less than its budget."""
+    most = len(plan.sizes) * len(plan.arms) * plan.budget
+    return tqdm(
+        total=most, initial=search.num_asked, desc="questions", unit="mask", file=sys.stderr, dynamic_ncols=True
+    )
+
+
+def check_room(args: argparse.Namespace, nodes: Sequence[Bundle]) -> None:
+    """Raise ConfigError where no node could ever hold the trial, which would wait for one without a word."""
+    if not any(Bundle(args.cpus, args.gpus).fits(node) for node in nodes):
+        has = "; ".join(f"{node.num_cpus:g} and {node.num_gpus:g}" for node in nodes)
+        raise ConfigError(
+            f"--cpus {args.cpus:g} --gpus {args.gpus:g}: no node of this Ray has so many CPUs and GPUs ({has}); "
+            "ask for fewer"
+        )
+
+
+def found_by(histories: Sequence[History], sizes: Sequence[int], why: str) -> list[History]:
+    """The histories in which a mask was judged. Raises ConfigError, saying `why`, for a size that has none."""
     found = [history for history in histories if history.masks]
     lacking = set(sizes) - {history.space.num_skipped for history in found}
     if lacking:
-        raise ConfigError(f"search via: no mask that skips {min(lacking)} layers could be judged; {_why(out)}")
+        raise ConfigError(f"search via: no mask that skips {min(lacking)} layers could be judged; {why}")
     return found
 
 
-def _why(out: Path) -> str:
-    return f"{out / 'trials'} says why; start again with the same flags to try them again"
+def sound(histories: Sequence[History], held_out: Mapping[Mask, ByDialogue]) -> list[History]:
+    """Those whose best mask has a number for its cost on held-out answers."""
+    return [history for history in histories if math.isfinite(mean(held_out[history.best]).cost)]
+
+
+def _why(record: Path) -> str:
+    return f"{record} says why; start again with the same flags to try them again"
 
 
 def _choose(
@@ -164,7 +176,7 @@ def _choose(
     dialogues: Sequence[Sequence[Dialogue]],
     rungs: Sequence[Rung],
     histories: Sequence[History],
-) -> None:
+) -> list[History]:
     """The finals; the target is loaded only where the log does not hold them all."""
     log = MaskLog(args.out / "finals.jsonl", _identity(args, dialogues))
     benches = cache(BenchRecipe(args.target, args.dtype, dialogues).make)
@@ -172,10 +184,14 @@ def _choose(
 
         def judge(question: Question) -> None:
             bench, started = benches()[question.block], time.monotonic()
-            log.add(question, bench.agreement(question.mask), time.monotonic() - started)
+            found = bench.agreement(question.mask)
+            if math.isfinite(found.cost):
+                log.add(question, found, time.monotonic() - started)
+            else:
+                log.add_failed(question, time.monotonic() - started)
             bar.update(1)
 
-        finals(histories, rungs, log, judge)
+        return finals(histories, rungs, log, judge)
 
 
 def _judge(args: argparse.Namespace, dialogues: list[Dialogue], histories: Sequence[History]) -> dict[Mask, ByDialogue]:
@@ -260,28 +276,10 @@ def _plot(histories: Sequence[History], path: Path) -> None:
 
 
 def _identity(args: argparse.Namespace, blocks: Sequence[Sequence[Dialogue]]) -> str:
-    """Of what a cost depends on: model, dtype, and which rows of which texts are in which block."""
-    digest = hashlib.sha256(json.dumps([args.target, args.dtype]).encode())
+    """Of what a cost depends on: the model's weights, dtype, DIMR, and which rows of which texts are in which block."""
+    digest = hashlib.sha256(json.dumps([resolve_model(args.target).key, args.dtype, ALPHA, BETA]).encode())
     for dialogues in blocks:
         digest.update(np.asarray([len(dialogue.prompt_ids) for dialogue in dialogues], dtype=np.int32).tobytes())
         for dialogue in dialogues:
             digest.update(np.asarray(dialogue.ids, dtype=np.int32).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _sizes(text: str, num_layers: int) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--sizes: must be numbers separated by commas, got {text!r}") from None
-    if not all(1 <= size <= num_layers - 2 for size in sizes):
-        raise ConfigError(f"--sizes: must lie within 1..{num_layers - 2}, for first and last layer stay; got {text!r}")
-    return list(dict.fromkeys(sizes))
-
-
-def _arms(text: str) -> list[str]:
-    arms = [part.strip() for part in text.split(",")]
-    unknown = [arm for arm in arms if arm not in ARMS]
-    if unknown:
-        raise ConfigError(f"--arms: {unknown[0]!r} is none of {', '.join(ARMS)}")
-    return arms

@@ -80,13 +80,7 @@ def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue]
 
     Raises ConfigError before a token is written where none may be left to train on, or where one of --data is too long.
     """
-    added, positions = read_dialogues(args.data), _positions(args.target)
-    longest = max((len(dialogue.ids) for dialogue in added), default=0)
-    if longest > positions:
-        raise ConfigError(
-            f"--data: a dialogue of {longest} tokens exceeds the {positions} positions of {args.target!r}"
-        )
-    least = len(added) + _plan(args).least_dialogues
+    least = len(_added(args)) + _plan(args).least_dialogues
     if least <= args.held_out:
         raise ConfigError(
             f"--held-out: {args.held_out} may leave nothing to train on: --tokens {args.tokens} and --data may be no "
@@ -97,11 +91,25 @@ def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue]
 
 
 def dialogues_for(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
-    """What --tokens has the target write (kept in `folder`) and --data holds, in an order drawn by --seed."""
-    added = read_dialogues(args.data)
+    """What --tokens has the target write (kept in `folder`) and --data holds, in an order drawn by --seed.
+
+    Raises ConfigError before a token is written where one of --data is too long for the target.
+    """
+    added = _added(args)
     dialogues = [*_self_generated(args, folder), *added]
     order = np.random.default_rng(args.seed).permutation(len(dialogues))
     return [dialogues[i] for i in order]
+
+
+def _added(args: argparse.Namespace) -> list[Dialogue]:
+    """What --data holds. Raises ConfigError for a dialogue with more tokens than the target has positions."""
+    added, positions = read_dialogues(args.data), _positions(args.target)
+    longest = max((len(dialogue.ids) for dialogue in added), default=0)
+    if longest > positions:
+        raise ConfigError(
+            f"--data: a dialogue of {longest} tokens exceeds the {positions} positions of {args.target!r}"
+        )
+    return added
 
 
 def measure(target: str, drafter: ModelDrafter | Eagle3Drafter, held_out: list[Dialogue]) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """Which rows a mask search looks at: to search on, to choose by, and to judge the choice on, each of other prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serving.errors import ConfigError
+from serving.types import Ids
 from tuning.mask_finals import Rung
 from tuning.mask_space import NUM_BLOCKS
 from tuning.selfgen import Dialogue
 from tuning.via import Cut, excerpts
+from tuning.workloads import normalised
 
 # Rows to search on are many prompts' for the price: short prompts, few rows of each answer, early in it.
 _SEARCHED = Cut(length=16, reach=48)
 _JUDGED = Cut(length=32, reach=96)
 _BRIEF = 4  # the shortest one in so many prompts is short
+LEAST_FINAL_ROWS = 4  # a quarter of them is one
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,12 @@ class Rows:
     held_out: list[Dialogue]
 
 
-def rows_of(dialogues: Sequence[Dialogue], counts: RowCounts, *, seed: int) -> Rows:
-    """Each prompt once, in the order of `dialogues`, first what is held out. Raises ConfigError where rows lack."""
-    supply = iter({dialogue.prompt_ids.tobytes(): dialogue for dialogue in dialogues}.values())
+def rows_of(dialogues: Sequence[Dialogue], counts: RowCounts, *, decode: Callable[[Ids], str], seed: int) -> Rows:
+    """Each prompt once, in the order of `dialogues`, first what is held out. Raises ConfigError where rows lack.
+
+    Prompts whose texts differ in white space or case alone are one.
+    """
+    supply = iter({normalised(decode(dialogue.prompt_ids)): dialogue for dialogue in dialogues}.values())
     held_out = _all(excerpts(supply, _JUDGED, num_rows=counts.held_out, seed=seed), counts.held_out, "--held-out-rows")
     rungs = [
         _all(excerpts(supply, _JUDGED, num_rows=rung.num_rows, seed=seed), rung.num_rows, "--final-rows")

@@ -1,5 +1,6 @@
 """From many masks judged on few rows to a choice, and what the choice is worth on prompts that had no part in it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,19 +22,24 @@ class Rung:
 
 def finals(
     histories: Sequence[History], rungs: Sequence[Rung], log: MaskLog, judge: Callable[[Question], None]
-) -> None:
+) -> list[History]:
     """Successive halving, the same for every arm: fills `final_costs` of each history with those of the last rung.
 
     `judge` answers a question, whose block is the rung, by adding to `log`; it is asked what the log lacks. A cost is
-    the mean over the rows of all rungs so far.
+    the mean over the rows of all rungs so far. A mask without a finite one drops out; returned are the histories that
+    have masks left.
     """
+    staying = list(histories)
     for number, rung in enumerate(rungs):
-        staying = [history.leaders(rung.num_masks) for history in histories]
-        for mask in dict.fromkeys(mask for masks in staying for mask in masks):
+        leaders = [history.leaders(rung.num_masks) for history in staying]
+        for mask in dict.fromkeys(mask for masks in leaders for mask in masks):
             if log.get(Question(mask, number)) is None:
                 judge(Question(mask, number))
-        for history, masks in zip(histories, staying, strict=True):
-            history.final_costs = {mask: _cost(mask, rungs[: number + 1], log) for mask in masks}
+        for history, masks in zip(staying, leaders, strict=True):
+            costs = {mask: _cost(mask, rungs[: number + 1], log) for mask in masks}
+            history.final_costs = {mask: cost for mask, cost in costs.items() if math.isfinite(cost)}
+        staying = [history for history in staying if history.final_costs]
+    return staying
 
 
 def difference(one: ByDialogue, other: ByDialogue) -> dict[str, Interval]:
@@ -52,9 +58,7 @@ def difference(one: ByDialogue, other: ByDialogue) -> dict[str, Interval]:
 
 
 def _cost(mask: Mask, rungs: Sequence[Rung], log: MaskLog) -> float:
-    found = []
-    for number, rung in enumerate(rungs):
-        agreement = log.get(Question(mask, number))
-        assert agreement is not None, "judged on every rung so far"
-        found.append((rung.num_rows, agreement))
-    return mean(found).cost
+    """Infinite for one that could not be judged."""
+    found = [(rung.num_rows, log.get(Question(mask, number))) for number, rung in enumerate(rungs)]
+    judged = [(num_rows, agreement) for num_rows, agreement in found if agreement is not None]
+    return mean(judged).cost if len(judged) == len(rungs) else math.inf

@@ -159,6 +159,11 @@ class MaskSearch:
         """Whether so many questions in a row failed that something else must be wrong."""
         return self._num_failed_in_a_row >= _HOPELESS
 
+    @property
+    def num_asked(self) -> int:
+        """Questions of all arms that have their answer, be it from the log, or have failed."""
+        return sum(history.num_asked for history in self.histories)
+
     def ask(self) -> Question | None:
         """The next question that no one knows the answer to; the same one until it is told, or has failed twice."""
         if self._pending is None:

@@ -42,15 +42,22 @@ class BenchRecipe:
 
 
 def search_masks(
-    search: MaskSearch, recipe: BenchRecipe, folder: Path, *, num_cpus: float = 1.0, on_mask: Callable[[], None]
+    search: MaskSearch,
+    recipe: BenchRecipe,
+    folder: Path,
+    *,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    on_mask: Callable[[], None],
 ) -> None:
     """Run `search` to its end, or until it is hopeless, on the Ray this process is connected to.
 
-    `on_mask` hears of each mask that was judged. One trial at a time: what is asked depends on every answer before.
+    A trial takes `num_cpus` and `num_gpus`, which may be a share of one; without a GPU it sees none. One trial at a
+    time: what is asked depends on every answer before. `on_mask` hears of each mask that was judged.
     """
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     trainable = tune.with_resources(
-        tune.with_parameters(_MaskTrial, recipe=recipe), tune.PlacementGroupFactory([{"CPU": num_cpus}])
+        tune.with_parameters(_MaskTrial, recipe=recipe), trial_resources(num_cpus=num_cpus, num_gpus=num_gpus)
     )
     tuner = tune.Tuner(
         trainable,
@@ -61,6 +68,12 @@ def search_masks(
         run_config=tune.RunConfig(name="trials", storage_path=str(folder.resolve()), verbose=0),
     )  # fmt: skip
     tuner.fit()
+
+
+def trial_resources(*, num_cpus: float, num_gpus: float) -> tune.PlacementGroupFactory:
+    """One bundle, for the one actor of a trial."""
+    bundle = {"CPU": num_cpus, "GPU": num_gpus}
+    return tune.PlacementGroupFactory([{name: count for name, count in bundle.items() if count}])
 
 
 class _MaskTrial(tune.Trainable):

@@ -68,5 +68,9 @@ class Workload:
 
 def split_of(text: str) -> Split:
     """By a hash of the text, white space and case aside: half of all texts are for training."""
-    normalised = " ".join(text.lower().split())
-    return "test" if hashlib.sha256(normalised.encode()).digest()[0] % 2 else "train"
+    return "test" if hashlib.sha256(normalised(text).encode()).digest()[0] % 2 else "train"
+
+
+def normalised(text: str) -> str:
+    """The same for texts that differ in white space or case alone."""
+    return " ".join(text.lower().split())

@@ -75,22 +75,3 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
     assert (out / "finals.jsonl").read_text() == finals
     again = json.loads((out / "report.json").read_text())
     assert (again["seconds"], again["masks evaluated"]) == (report["seconds"], report["masks evaluated"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--sizes", "9"], "within 1..4"),
-        (["--sizes", "two"], "numbers separated by commas"),
-        (["--arms", "magic"], "none of even"),
-        (["--budget", "4"], "needs at least 5 masks"),
-        (["--rows", "4000", "--held-out-rows", "20", "--final-rows", "20"], "--rows: 4000 positions"),
-        (["--rows", "20", "--held-out-rows", "20", "--final-rows", "4000"], "--final-rows: 1000 positions"),
-    ],
-)
-def test_a_wrong_flag_is_one_line(deep_model: str, data: Path, tmp_path: Path, flags, said, capsys) -> None:
-    base = ["search", "via", "--target", deep_model, "--data", str(data), "--out", str(tmp_path), "--sizes", "2"]
-    assert main([*base, *flags]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error

@@ -43,6 +43,34 @@ def test_the_best_of_each_rung_go_on_and_every_rows_counts(tmp_path: Path) -> No
     assert again.final_costs == guided.final_costs
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rung", [0, 1])
+def test_a_mask_whose_cost_is_no_number_drops_out(tmp_path: Path, bad: float, rung: int) -> None:
+    log = MaskLog(tmp_path / "finals.jsonl", "toy")
+
+    def judge(question: Question) -> None:
+        is_bad = (question.mask, question.block) == ((1,), rung)
+        log.add(question, Agreement(bad if is_bad else 0.5 + question.mask[0], 0.0, 1.0), 1.0)
+
+    guided, lone = history("guided", [(1,), (2,), (3,)]), history("even", [(1,)])
+    assert finals([guided, lone], RUNGS, log, judge) == [guided]
+    assert (guided.best, (1,) in guided.final_costs, lone.final_costs) == ((2,), False, {})
+
+
+def test_a_mask_that_could_not_be_judged_drops_out(tmp_path: Path) -> None:
+    log = MaskLog(tmp_path / "finals.jsonl", "toy")
+
+    def judge(question: Question) -> None:
+        if question.mask == (1,):
+            log.add_failed(question, 1.0)
+        else:
+            log.add(question, Agreement(0.5, 0.0, 1.0), 1.0)
+
+    guided = history("guided", [(1,), (2,)])
+    assert finals([guided], RUNGS, log, judge) == [guided]
+    assert list(guided.final_costs) == [(2,)]
+
+
 def test_held_out_dialogues_are_judged_batch_by_batch_as_they_would_be_at_once() -> None:
     target, dialogues = make_lm(HFDecoder(deep())), [dialogue(seed, num_output=3 + seed % 3) for seed in range(18)]
     masks: list[Mask] = [(2,), (1, 4)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from ray.tune.search import Searcher
 
 from tuning.mask_log import MaskLog, MaskSearch, Plan
-from tuning.search import _Asking
+from tuning.search import _Asking, trial_resources
 
 JUDGED = {"cost": 0.5, "kl": 0.25, "top1": 0.75}
 
@@ -41,3 +41,8 @@ def test_trials_that_all_fail_end_the_search(tmp_path: Path) -> None:
         assert config is not None
         tune.on_trial_complete(name, error=True)
     assert next(names) == 7
+
+
+def test_a_trial_takes_the_cpus_and_gpus_that_it_is_given() -> None:
+    assert trial_resources(num_cpus=2.0, num_gpus=0.5).required_resources == {"CPU": 2.0, "GPU": 0.5}
+    assert trial_resources(num_cpus=1.0, num_gpus=0.0).required_resources == {"CPU": 1.0}
