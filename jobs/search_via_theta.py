@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from jobs.plotting import trade_off_chart
 from jobs.provenance import Provenance
 from jobs.reports import check_writable, write_json
 from serving.build import build
+from serving.build_rules import models_identity
+from serving.build_via import mask_of
 from serving.config import FullVerifier, Profile, ViaVerifier, pinned
+from serving.config_rules import StrictRule
 from serving.decode.offline import complete
 from serving.decode.stats import EngineStats
 from serving.errors import ConfigError
@@ -55,8 +58,11 @@ class _Run:
         partial.replace(path)
 
     @classmethod
-    def read(cls, path: Path) -> "_Run":
-        record = json.loads(path.read_text(encoding="utf-8"))
+    def read(cls, path: Path) -> "_Run | None":
+        """None where there is none, or where an engine counted other things than this one does."""
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if record is None or set(record["stats"]) != {field.name for field in fields(EngineStats)}:
+            return None
         dialogues = [Dialogue(as_ids(prompt), as_ids(output)) for prompt, output in record["dialogues"]]
         return cls(record["name"], dialogues, record["num_unseen"], record["seconds"], EngineStats(**record["stats"]))
 
@@ -84,7 +90,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     profile, pairs, prompts = _profile(args), _pairs(args.thetas), prompts_from(args)
     check_writable(args.json)
-    arms: dict[str, Profile] = {"strict": profile.model_copy(update={"verifier": FullVerifier()})}
+    strict = {"verifier": FullVerifier(), "rule": StrictRule()}
+    arms: dict[str, Profile] = {"strict": profile.model_copy(update=strict)}
     for accept, escalate in pairs:
         arms[f"{accept:g}:{escalate:g}"] = _with_thetas(profile, accept, escalate)
     runs = _runs(args, arms, [prompt.text for prompt in prompts])
@@ -124,10 +131,14 @@ def _profile(args: argparse.Namespace) -> Profile:
         raise ConfigError(f"--profile: {args.profile!r} has no slim verifier; its verifier must be `via`")
     changes: dict[str, Any] = {} if args.mask is None else {"mask": args.mask, "layers": None}
     if args.min_confidence is not None:
+        if not 0.0 <= args.min_confidence <= 1.0:
+            raise ConfigError(f"--min-confidence: must lie within 0..1, got {args.min_confidence:g}")
         changes["min_confidence"] = args.min_confidence
     verifier = profile.verifier.model_copy(update=changes)
     engine = profile.engine.model_copy(update={"guard": False})
-    return pinned(profile.model_copy(update={"verifier": verifier, "engine": engine, "placement": "colocated"}))
+    here = profile.model_copy(update={"verifier": verifier, "engine": engine, "placement": "colocated"})
+    mask_of(here, verifier)  # it must fit the target, be it another one than the profile's own
+    return pinned(here)
 
 
 def _pairs(text: str) -> list[tuple[float, float]]:
@@ -154,15 +165,17 @@ def _runs(args: argparse.Namespace, arms: dict[str, Profile], texts: Sequence[st
     runs = []
     for name, arm in tqdm(arms.items(), desc="arms", unit="arm", file=sys.stderr, dynamic_ncols=True):
         path = folder / f"{arm_key(arm, args.max_tokens, texts)}.json"
-        if not path.is_file():
-            _run(name, arm, texts, args.max_tokens).write(path)
-        runs.append(_Run.read(path))
+        run = _Run.read(path)
+        if run is None:
+            run = _run(name, arm, texts, args.max_tokens)
+            run.write(path)
+        runs.append(run)
     return runs
 
 
 def arm_key(arm: Profile, max_tokens: int, texts: Sequence[str]) -> str:
-    """Of what an arm's outputs depend on."""
-    parts = [arm.hash, arm.engine.model_dump(), max_tokens, list(texts)]
+    """Of what an arm's outputs depend on, models by content."""
+    parts = [arm.hash, models_identity(arm), arm.engine.model_dump(), max_tokens, list(texts)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
