@@ -71,7 +71,8 @@ class SeededSlim:
         self._kept = list(kept)
 
     def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
-        return self._slim.open(session_id, ids, salt=salt)
+        """No prefix is shared: what a row holds of an earlier answer is the slim model's own, and may be gone."""
+        return self._slim.open(session_id, ids[:0], salt=salt)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
         for request in requests:

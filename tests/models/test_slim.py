@@ -149,6 +149,30 @@ def test_rows_seeded_from_the_full_model_are_its_own_at_the_kept_layers() -> Non
         assert not torch.equal(slim.store.keys[1][0, :, 30:40], full.store.keys[KEPT[1]][0, :, 30:40])
 
 
+def test_seeding_depends_on_no_answer_before() -> None:
+    """The row of an answer that has ended holds the slim model's own KV of it, which the next turn does not take."""
+    prompt, longer = random_ids(60, 8), 50
+
+    def second_turn(*, after_first: bool) -> tuple[torch.Tensor, Any]:
+        full = make_lm(HFDecoder(deep()))
+        slim = slim_in_place(full, KEPT)
+        seeded = SeededSlim(slim, full, KEPT)
+        for name, prompt_len in (("first", 30), ("second", longer)) if after_first else (("second", longer),):
+            full.open(name, prompt)
+            assert seeded.open(name, prompt) == 0
+            full.score([ScoreRequest(name, prompt)])
+            (table,) = seeded.score([ScoreRequest(name, prompt, prompt_len=prompt_len)])
+            keys = slim.store.keys[1][slim.store.row(name).index, :, :longer].clone()
+            full.close(name)
+            seeded.close(name)
+        return keys, table
+
+    cold_keys, cold = second_turn(after_first=False)
+    warm_keys, warm = second_turn(after_first=True)
+    assert torch.equal(warm_keys, cold_keys)
+    np.testing.assert_array_equal(warm.top_logits, cold.top_logits)
+
+
 def test_the_shipped_mask_is_for_the_embedded_model_and_keeps_its_ends() -> None:
     mask = read_mask("smollm2-135m-via")
     mask.check("smollm2-135m-instruct", 30)
