@@ -58,12 +58,21 @@ def app(args: AppArgs) -> Application:
     """Wire the roles of `args.profile`. Raises ConfigError before anything is placed."""
     profile = load_profile(args.profile)
     check_servable(profile)
+    _check_mask(profile)
     keys = api_keys(args.api_keys_env)
     drafter = _leased(DrafterReplica, "Drafter", args, profile) if args.has_remote_drafter(profile) else None
     slim = _leased(SlimReplica, "SlimVerifier", args, profile) if args.has_remote_slim(profile) else None
     target = target_deployment(TargetReplica, args.target, profile, drain_s=args.drain_s)
     gateway = gateway_deployment(GatewayIngress, args.gateway, drain_s=args.drain_s)
     return gateway.bind(profile, target.bind(profile, drafter, slim, stall_limit_s=args.stall_limit_s), keys)
+
+
+def _check_mask(profile: Profile) -> None:
+    """Raise ConfigError for a slim verifier whose mask is for another target."""
+    if isinstance(profile.verifier, ViaVerifier):
+        from serving.build_via import mask_of  # torch: only where there is a mask
+
+        mask_of(profile, profile.verifier)
 
 
 def api_keys(variable: str | None) -> frozenset[str]:

@@ -20,6 +20,7 @@ from serving.config import (
 from serving.config_mask import read_mask
 from serving.config_rules import AsdRule, Calibration, CsdRule
 from serving.errors import ConfigError
+from tests.models.tiny import tiny_model
 
 
 def test_shipped_profiles_load_under_their_names() -> None:
@@ -142,6 +143,18 @@ def test_case_28_a_lossy_profile_without_certificate_or_opt_in_is_not_served(tmp
     assert "allow_uncertified: true" in str(caught.value)
     path.write_text(LOSSY % kind + "allow_uncertified: true\n")
     check_servable(load_profile(str(path)))
+
+
+def test_a_mask_of_another_target_is_refused_before_anything_is_placed(tmp_path: Path) -> None:
+    mask, path, target = tmp_path / "mask.json", tmp_path / "mine.yaml", tmp_path / "target"
+    tiny_model("llama", num_hidden_layers=4).config.save_pretrained(target)
+    mask.write_text(json.dumps({"model": str(target), "num_layers": 3, "kept": [0, 2]}))
+    path.write_text(
+        f"name: mine\ntarget: {{model: {target}}}\ndrafter: {{kind: suffix}}\nallow_uncertified: true\n"
+        f"verifier: {{kind: via, mask: {mask}}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"mask: was searched for .* with 3 layers, .* with 4; search again"):
+        app(AppArgs(profile=str(path)))
 
 
 @pytest.mark.parametrize("rule", [AsdRule(budget=0.0), AsdRule(gate=0.0), CsdRule(min_ratio=1.5)])
