@@ -12,7 +12,7 @@ from typing import Protocol
 from serving.requests import GREEDY, Sampling
 from serving.session import AcceptanceRule as AcceptanceRule
 from serving.session import Session
-from serving.types import Draft, DraftLimits, Ids, ScoreTable, Verified
+from serving.types import Draft, DraftLimits, Ids, Passes, ScoreTable, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,11 @@ class Verifier(Protocol):
     @property
     def degraded(self) -> bool:
         """True while one of its models is out of reach and others do its work."""
+        ...
+
+    @property
+    def passes(self) -> Passes:
+        """Those of the full target, prompts' among them."""
         ...
 
     def open(self, session: Session) -> int:

@@ -206,6 +206,18 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes of a model since it started, each over a whole batch, and their time together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def plus(self, seconds: float) -> "Passes":
+        """With one more that took so long."""
+        return Passes(self.count + 1, self.seconds + seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """A verdict with the tables it rests on: rows of this block, None for a model that was not asked."""
 

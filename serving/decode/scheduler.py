@@ -161,6 +161,7 @@ class Scheduler:
             self._policy.record_pass(rows=sum(len(proposal.draft) + 1 for proposal in proposals), verify_s=elapsed)
         self.stats.verify_s += elapsed
         self.stats.rounds += 1
+        self.stats.forwards, self.stats.forward_s = self._verifier.passes.count, self._verifier.passes.seconds
         return verified
 
     def _settle(

@@ -18,8 +18,9 @@ class EngineStats:
 
     `num_drafts` are proposals with K > 0, `drafts_empty` those with none; `accepted_at[i]` counts the drafts whose
     token i was kept, `drafts_by` those of each source. `draft_wait_s` is the engine thread's time in drafters,
-    `verify_s` its time in the verifier. `target_passes` counts a pass once for each session in it, as receipts do;
-    `slim_passes` and `slim_rows` are a slim verifier's. `replaced` are drafted tokens whose place another one took,
+    `verify_s` its time in the verifier, of which the full target's `forwards`, each over a batch, took `forward_s`.
+    `target_passes` counts a pass once for each session in it, as receipts do; `slim_passes` and `slim_rows` are a slim
+    verifier's. `replaced` are drafted tokens whose place another one took,
     `audit_regret` is in nats. Of lossy rules: accepted mismatches (exceptions), those whose pair a memory knew
     (rescues), their regret in nats, and blocks that ended for want of budget. `first_mismatches` counts
     greedy blocks of the target alone by the regret at which strict would have ended them (`memory.drift`).
@@ -51,6 +52,8 @@ class EngineStats:
     exhausted: int = 0
     draft_wait_s: float = 0.0
     verify_s: float = 0.0
+    forwards: int = 0
+    forward_s: float = 0.0
     draft_limit: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
     drafts_by: dict[DraftSource, int] = field(default_factory=dict)

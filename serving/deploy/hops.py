@@ -1,11 +1,11 @@
-"""What it costs that the drafter is in another process."""
+"""What it costs that a role is in another process."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Hops:
-    """Sums over the calls that the Target waited for: how many, their time, and the drafter's own part of it.
+    """Sums over the calls that the Target waited for: how many, their time, and the role's own part of it.
 
     A call beside which the Target did other work for longer than it waited is left out: when its answer came
     is not known, and its hop is hidden anyway.

@@ -106,12 +106,19 @@ SLIM_SHARE = Metric(
 AUDIT_REGRET = Metric(
     "drafthouse_audit_regret_nats", "gauge", "the target's regret of such a token, mean of the last minute; only logged"
 )
-FORWARD_MS = Metric("drafthouse_forward_milliseconds", "gauge", "a pass of the target, mean of the last minute")
+FORWARD_MS = Metric(
+    "drafthouse_forward_milliseconds", "gauge", "a pass of the full target over the batch, mean of the last minute"
+)
 HOP_MS = Metric(
     "drafthouse_hop_milliseconds",
     "gauge",
     "a call of a remote drafter less its own time, mean of the last minute; calls that the target did not wait for "
     "are left out",
+)
+SLIM_HOP_MS = Metric(
+    "drafthouse_slim_hop_milliseconds",
+    "gauge",
+    "a call of a remote slim verifier less its own time, mean of the last minute",
 )
 DRAFT_MS = Metric(
     "drafthouse_draft_milliseconds", "gauge", "a remote drafter's own time in the same calls, mean of the last minute"
@@ -147,7 +154,7 @@ METRICS = (
     NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, NUM_ACCEPTED_AT, DRAFTS_BY_SOURCE, NUM_RUNNING, NUM_WAITING,
     PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS, FIRST_TOKEN_S, TOKEN_S, REQUEST_S, FIRST_TOKEN_PART_S,
     ACCEPTANCE_RATE, ACCEPTED_LENGTH, DRAFTS_EMPTY, ROUNDS, TARGET_PASSES, TARGET_ROWS, REPLACED_TOKENS, REJECTION_RATE,
-    SLIM_PASSES, SLIM_ACCEPTED, REGENERATED, SLIM_SHARE, AUDIT_REGRET, FORWARD_MS, HOP_MS, DRAFT_MS, DEGRADED,
-    SPECULATION_K, CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S, EXCEPTIONS, RESCUES, REGRET, EXHAUSTED,
+    SLIM_PASSES, SLIM_ACCEPTED, REGENERATED, SLIM_SHARE, AUDIT_REGRET, FORWARD_MS, HOP_MS, SLIM_HOP_MS, DRAFT_MS,
+    DEGRADED, SPECULATION_K, CANCELLED, FAILED, QUEUE_LIMIT, STALLED_S, EXCEPTIONS, RESCUES, REGRET, EXHAUSTED,
     FIRST_MISMATCHES, DRIFT,
 )  # fmt: skip

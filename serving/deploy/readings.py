@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from serving.decode.engine import Health
@@ -21,13 +21,18 @@ _FINISHED_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at an engine. `ended` are the requests that ended since the last one; `time_s` is monotonic."""
+    """One look at an engine; `time_s` is monotonic.
+
+    `hops` are those to a drafter, `slim_hops` those to a slim verifier; `ended` are the requests that ended since the
+    last look.
+    """
 
     time_s: float
     health: Health
     stats: EngineStats
     hops: Hops
     queue_limit: int
+    slim_hops: Hops = field(default_factory=Hops)
     ended: Sequence[RequestTimes] = ()
 
 
@@ -96,8 +101,9 @@ SHARES: Mapping[Metric, Share] = {
     m.REJECTION_RATE: Share(lambda r: r.stats.replaced, lambda r: r.stats.drafted),
     m.SLIM_SHARE: Share(lambda r: r.stats.slim_accepted + r.stats.regenerated, lambda r: r.stats.emitted),
     m.AUDIT_REGRET: Share(lambda r: r.stats.audit_regret, lambda r: r.stats.audited),
-    m.FORWARD_MS: Share(lambda r: r.stats.verify_s, lambda r: r.stats.rounds, 1000.0),
+    m.FORWARD_MS: Share(lambda r: r.stats.forward_s, lambda r: r.stats.forwards, 1000.0),
     m.HOP_MS: Share(lambda r: r.hops.hop_s, lambda r: r.hops.num_calls, 1000.0),
+    m.SLIM_HOP_MS: Share(lambda r: r.slim_hops.hop_s, lambda r: r.slim_hops.num_calls, 1000.0),
     m.DRAFT_MS: Share(lambda r: r.hops.compute_s, lambda r: r.hops.num_calls, 1000.0),
 }
 

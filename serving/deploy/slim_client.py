@@ -4,11 +4,13 @@ Out of reach, late or without the text it has no tables: the three tiers then le
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from serving.deploy.hops import Hops
 from serving.deploy.link import Link, Reach
 from serving.deploy.messages import MAX_IDS_BYTES, ids_bytes, packed
 from serving.deploy.slim_messages import ScoredItem, SlimAnswer, SlimCall, SlimItem, SlimOpening
@@ -30,6 +32,7 @@ class RemoteSlim:
         self._salts: dict[str, str] = {}
         self._held: dict[str, Ids] = {}
         self._closes: list[str] = []
+        self.hops = Hops()
 
     def connect(self, link: SlimLink | None) -> None:
         """Use this lease from now on, or none. May be called from any thread."""
@@ -48,11 +51,18 @@ class RemoteSlim:
         link = self._reach.link
         if link is None:
             return [None] * len(requests)
+        started = time.perf_counter()
         with self._lock:
             self._adopt(link)
             sent = [(call, link.worker.send(call)) for call in self._calls(requests)]
+        asked = time.perf_counter()
         answer = self._reach.answer(link, sent[-1][1])
-        if answer is None or (answer.incarnation, answer.number) != (self._incarnation, sent[-1][0].number):
+        if answer is None:
+            return [None] * len(requests)
+        self.hops = self.hops.plus(
+            sent_s=started, asked_s=asked, answered_s=time.perf_counter(), compute_s=answer.compute_s
+        )
+        if (answer.incarnation, answer.number) != (self._incarnation, sent[-1][0].number):
             return [None] * len(requests)
         return [self._absorbed(request, found) for request, found in zip(requests, answer.tables, strict=True)]
 

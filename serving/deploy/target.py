@@ -159,6 +159,7 @@ class TargetReplica:
             health=self._engine.health,
             stats=self._engine.stats,
             hops=Hops() if self._lease is None else self._lease.remote.hops,
+            slim_hops=Hops() if self._slim_lease is None else self._slim_lease.remote.hops,
             queue_limit=self._queue_limit,
             ended=self._engine.drain_times(),
         )

@@ -4,13 +4,14 @@ The full target lags behind what the slim verifier let pass. When it is asked it
 for those tokens are logged as audit regret, never charged.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from serving.protocols import Proposal, RollbackModel, ScoreRequest, ScoringModel
 from serving.rules.via import Route, ViaGates, behind, route
 from serving.session import Session
-from serving.types import Audit, ScoreTable, Verified
+from serving.types import Audit, Passes, ScoreTable, Verified
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ViaVerifier:
         self._gates = gates
         self._is_degraded = is_degraded
         self._seen: dict[str, int] = {}
+        self.passes = Passes()
 
     @property
     def degraded(self) -> bool:
@@ -54,9 +56,7 @@ class ViaVerifier:
 
     def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
         slim = self._score_slim(proposals)
-        asked = [proposal for proposal in proposals if _escalates(slim.get(_id(proposal)))]
-        tables = self._full.score([self._full_request(proposal) for proposal in asked]) if asked else []
-        full = {_id(proposal): table for proposal, table in zip(asked, tables, strict=True)}
+        full = self._score_full([proposal for proposal in proposals if _escalates(slim.get(_id(proposal)))])
         verified = [self._decide(proposal, slim.get(_id(proposal)), full.get(_id(proposal))) for proposal in proposals]
         self._trim_slim(proposals, verified)
         return verified
@@ -75,6 +75,15 @@ class ViaVerifier:
             for proposal, table in zip(eligible, tables, strict=True)
             if table is not None
         }
+
+    def _score_full(self, proposals: Sequence[Proposal]) -> dict[str, ScoreTable | None]:
+        """By session."""
+        if not proposals:
+            return {}
+        started = time.perf_counter()
+        tables = self._full.score([self._full_request(proposal) for proposal in proposals])
+        self.passes = self.passes.plus(time.perf_counter() - started)
+        return {_id(proposal): table for proposal, table in zip(proposals, tables, strict=True)}
 
     def _may_be_slim(self, proposal: Proposal) -> bool:
         num_drafted = len(proposal.draft)

@@ -11,7 +11,7 @@ from serving.decode.scheduler import Scheduler
 from serving.protocols import DraftRequest, Outcome, Proposal
 from serving.requests import Chunk, GenerationRequest, Limits
 from serving.session import Session
-from serving.types import Draft, ExceptionRecord, Ids, Verdict, Verified, as_ids
+from serving.types import Draft, ExceptionRecord, Ids, Passes, Verdict, Verified, as_ids
 from tests.deploy.fakes import Drafts
 
 PROMPT_LEN = 3
@@ -28,6 +28,7 @@ class TextVerifier:
         self._ids = list(text.encode())
 
     degraded = False
+    passes = Passes()
 
     def open(self, session: Session) -> int:
         return 0

@@ -99,6 +99,22 @@ def test_shares_are_of_the_last_minute(publisher, meters):
     assert meters.gauges[m.DRAFT_MS.name] == pytest.approx(10.0)
 
 
+def test_a_slim_verifiers_hop_is_its_own(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    slim_hops = Hops(10, 0.5, 0.2)
+    publisher.publish(replace(reading_of(scheduler, time_s=0.0), slim_hops=slim_hops))
+    assert meters.gauges[m.SLIM_HOP_MS.name] == pytest.approx(30.0)
+    assert m.HOP_MS.name not in meters.gauges
+
+
+def test_a_pass_of_the_target_is_timed_by_itself(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    stats = scheduler.stats
+    stats.rounds, stats.verify_s, stats.forwards, stats.forward_s = 10, 5.0, 4, 0.8
+    publisher.publish(reading_of(scheduler, time_s=0.0))
+    assert meters.gauges[m.FORWARD_MS.name] == pytest.approx(200.0)
+
+
 def test_a_level_is_as_of_now(publisher, meters):
     scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic), max_sessions=2)
     for name in "abc":

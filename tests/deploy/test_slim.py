@@ -1,6 +1,7 @@
 """The remote slim verifier: decides as one in place does, and is missed without harm when it hangs, dies or forgets."""
 
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from serving.decode.offline import complete
+from serving.deploy.hops import Hops
 from serving.deploy.link import Link, WorkerLostError
 from serving.deploy.messages import MAX_MESSAGE_BYTES
 from serving.deploy.slim_client import RemoteSlim
@@ -176,6 +178,38 @@ def test_messages_are_small_and_have_neither_tensor_nor_array(batch: int, length
     for message in worker.messages:
         assert len(message) < MAX_MESSAGE_BYTES
         assert not {"torch", "transformers", "numpy"} & modules_in(pickle.loads(message))
+
+
+class LateReply:
+    """Answers at once, but takes its time to be read."""
+
+    def __init__(self, reply: DirectReply) -> None:
+        self._reply = reply
+
+    def result(self, timeout_s: float) -> SlimAnswer:
+        time.sleep(0.02)
+        return self._reply.result(timeout_s)
+
+
+class FarWorker(DirectWorker):
+    def send(self, call: SlimCall) -> LateReply:  # type: ignore[override]
+        return LateReply(super().send(call))
+
+
+def test_a_remote_slim_verifier_keeps_count_of_its_hops() -> None:
+    remote, worker = RemoteSlim("me", timeout_s=1.0, on_lost=lambda: None), FarWorker(Canned())
+    request = ScoreRequest("a", as_ids([1, 2, 3]))
+    remote.open("a", request.ids)
+    assert remote.score([request]) == [None]  # nobody to call
+    assert remote.hops == Hops()
+    remote.connect(Link(worker, "one"))
+    remote.score([request])
+    assert remote.hops.num_calls == 1
+    assert remote.hops.hop_s >= 0.02
+    assert 0.0 < remote.hops.compute_s < remote.hops.call_s
+    worker.hangs = True
+    assert remote.score([request]) == [None]
+    assert remote.hops.num_calls == 1  # no answer, no time
 
 
 def test_without_a_row_a_session_has_no_scores_and_the_others_do() -> None:

@@ -1,5 +1,7 @@
 """What a receipt says of three tiers: after a failover, under a bounded rule, and of tokens that were written again."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +10,10 @@ import pytest
 from serving.config_rules import AsdRule
 from serving.decode.offline import complete
 from serving.models.hf_decoder import HFDecoder
+from serving.protocols import ScoreRequest
 from serving.requests import Chunk, GenerationRequest
 from serving.rules.via import ViaGates
-from serving.types import as_ids
+from serving.types import ScoreTable, as_ids
 from tests.models.test_packed_lm import make_lm
 from tests.models.tiny import tiny_model
 from tests.verifiers.test_via import ALL, DEEP, KEPT, LAX, Bench, asked
@@ -24,6 +27,30 @@ def chunks_of(bench: Bench, request: GenerationRequest) -> list[Chunk]:
     chunks: list[Chunk] = []
     list(complete(bench.scheduler, [request], on_chunk=chunks.append))
     return chunks
+
+
+def test_the_time_of_a_full_pass_is_its_own() -> None:
+    """Neither rounds without one count, nor what the slim verifier takes."""
+    bench, nap_s = Bench(LAX), 0.004
+    score = bench.slim.score
+
+    def slow(requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
+        time.sleep(nap_s)
+        return score(requests)
+
+    bench.slim.score = slow  # type: ignore[method-assign]
+    bench.run(asked())
+    stats = bench.scheduler.stats
+    assert stats.forwards == len(bench.full.requests) < stats.rounds
+    assert 0.0 < stats.forward_s <= stats.verify_s - nap_s * len(bench.slim.requests)
+
+
+def test_without_a_slim_verifier_every_round_is_a_full_pass() -> None:
+    bench = Bench(None)
+    bench.run(asked())
+    stats = bench.scheduler.stats
+    assert stats.forwards == stats.rounds
+    assert 0.0 < stats.forward_s <= stats.verify_s
 
 
 def lost_unseen() -> GenerationRequest:
