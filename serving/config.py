@@ -126,7 +126,7 @@ class ViaVerifier(_Frozen):
     min_confidence: float = Field(default=0.5, ge=0.0, le=1.0, description="what tier B asks of its own token")
     max_unverified: int = Field(default=32, ge=0, le=4096, description="tokens that no full pass has seen, at most")
     bonus: Literal["none", "slim"] = "none"
-    escalate_stop_tokens: bool = True
+    escalate_stop_tokens: bool = Field(default=True, description="stop tokens, not strings, need the target's word")
     seed_from_full: bool = Field(default=False, description="colocated only: start from the target's KV")
 
     @model_validator(mode="after")

@@ -19,7 +19,8 @@ class ViaGates:
     """A threshold above 1 turns its tier off. Raises ValueError where theta_accept < theta_escalate.
 
     `max_unverified` bounds the tokens that no full pass has seen; `has_bonus` emits the slim verifier's own token
-    behind a block that it kept whole; `escalates_stops` leaves every stop to the full target.
+    behind a block that it kept whole; `escalates_stops` leaves every stop token to the full target; stop strings are
+    text, cut from whatever was decided, and no tier looks at them.
     """
 
     theta_accept: float = 0.7
