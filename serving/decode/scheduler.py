@@ -124,12 +124,12 @@ class Scheduler:
             self._end(request_id, "error", error)
         self._flights.clear()
 
-    def step(self) -> None:
-        """One round for one group of the batch."""
+    def step(self) -> bool:
+        """One round for one group of the batch. Whether any of it was settled: a pass may read prompts only."""
         self._admit()
         batch, drafted = self._take_flights()
         if not batch:
-            return
+            return False
         proposals = [
             Proposal(
                 run.session, drafted.drafts.get(run.session.request_id, EMPTY_DRAFT).clipped(run.session.draft_room)
@@ -141,6 +141,7 @@ class Scheduler:
         for run, outcome in settled:
             self._hand_on(run, outcome.chunk)
         self._start_drafts([run for run in batch if not run.session.is_finished])
+        return bool(settled)
 
     def _hand_on(self, run: _Running, chunk: Chunk) -> None:
         """Stream a chunk. A session that has ended is let go of first: its place is free when its client hears."""

@@ -101,7 +101,7 @@ SHARES: Mapping[Metric, Share] = {
     m.DRAFT_MS: Share(lambda r: r.hops.compute_s, lambda r: r.hops.num_calls, 1000.0),
 }
 
-_NOTHING_YET = Reading(float("-inf"), Health(0.0, 0, 0, False), EngineStats(), Hops(), 0)
+_NOTHING_YET = Reading(float("-inf"), Health(0.0, 0, 0, False, 0), EngineStats(), Hops(), 0)
 
 
 class Publisher:

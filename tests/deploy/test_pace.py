@@ -4,10 +4,11 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from serving.decode.engine import Engine
+from serving.decode.engine import Engine, Health
 from serving.decode.limits import SchedulerLimits
 from serving.deploy.inlets import Inlets
 from serving.deploy.outlets import Outlets
@@ -55,6 +56,13 @@ def test_case_34_a_blocked_loop_is_unhealthy_and_recovers() -> None:
         pass
     raise_if_stalled(engine.health, limit_s=LIMIT_S)
     engine.stop()
+
+
+def test_case_34_an_engine_whose_rounds_keep_failing_is_unhealthy() -> None:
+    health = Health(stalled_s=0.0, num_running=0, num_waiting=0, degraded=False, failed_rounds=2)
+    raise_if_stalled(health, limit_s=LIMIT_S)
+    with pytest.raises(StalledError, match="3 rounds in a row have failed"):
+        raise_if_stalled(replace(health, failed_rounds=3), limit_s=LIMIT_S)
 
 
 def test_case_34_a_burst_of_500_requests_is_healthy() -> None:
