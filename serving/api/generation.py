@@ -22,11 +22,15 @@ TENANT_CHARS = 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as ids, the parameter it came from, and what of it each choice repeats before its own text."""
+    """A prompt as ids, the parameter it came from, and what of it each choice repeats before its own text.
+
+    A raw one is gone on from in mid-sentence.
+    """
 
     ids: Ids
     field: str
     echo: str = ""
+    is_raw: bool = False
 
 
 async def tokenised(encode: Callable[[], Ids], *, num_chars: int) -> Ids:
@@ -73,6 +77,7 @@ def _choices(body: CompletionBody, prompt: Prompt, *, backend: Backend, tenant: 
         salt=tenant,
         tightening=body.speculation.tightening,
         wants_tiers=body.speculation.detail,
+        continues_prompt=prompt.is_raw,
     )
     rule_for(profile.rule, first)
     return [replace(first, sampling=replace(sampling, seed=choice_seed(seed, choice))) for choice in range(body.n)]
