@@ -56,7 +56,8 @@ def generation_requests(
     requests = [request for prompt in prompts for request in _choices(body, prompt, backend=backend, tenant=tenant)]
     most = backend.profile.engine.max_sessions + backend.profile.engine.max_queued
     if len(requests) > most:
-        raise RequestError("n", f"makes {len(requests)} answers, but this server takes at most {most}; ask for fewer")
+        field = "prompt" if body.n == 1 else "n"
+        raise RequestError(field, f"makes {len(requests)} answers, but this server takes at most {most}; ask for fewer")
     if len(requests) == 1:
         return [replace(requests[0], request_id=completion_id)]
     return [replace(request, request_id=f"{completion_id}-{index}") for index, request in enumerate(requests)]
