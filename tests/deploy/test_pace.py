@@ -5,14 +5,16 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from serving.decode.engine import Engine, Health
 from serving.decode.limits import SchedulerLimits
+from serving.decode.stats import EngineStats
 from serving.deploy.inlets import Inlets
 from serving.deploy.outlets import Outlets
-from serving.deploy.target import StalledError, admitted, raise_if_stalled
+from serving.deploy.target import StalledError, TargetReplica, admitted, raise_if_stalled
 from serving.protocols import ScoreRequest
 from serving.requests import Chunk
 from serving.types import ScoreTable
@@ -63,6 +65,16 @@ def test_case_34_an_engine_whose_rounds_keep_failing_is_unhealthy() -> None:
     raise_if_stalled(health, limit_s=LIMIT_S)
     with pytest.raises(StalledError, match="3 rounds in a row have failed"):
         raise_if_stalled(replace(health, failed_rounds=3), limit_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ready"),
+    [({}, True), ({"failed_rounds": 2}, True), ({"failed_rounds": 3}, False), ({"stalled_s": 1.0}, False)],
+)
+async def test_case_34_what_is_unhealthy_is_not_ready(fields: dict[str, float], ready: bool) -> None:
+    health = replace(Health(stalled_s=0.0, num_running=0, num_waiting=0, degraded=False, failed_rounds=0), **fields)
+    me = SimpleNamespace(_engine=SimpleNamespace(health=health, stats=EngineStats()), _stall_limit_s=LIMIT_S)
+    assert (await TargetReplica.status(me)).ready == ready
 
 
 def test_case_34_a_burst_of_500_requests_is_healthy() -> None:
