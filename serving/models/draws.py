@@ -56,11 +56,9 @@ def _plan(draws: Sequence[RowDraw]) -> DrawPlan:
 
 def _draw_rows(logits: Tensor, plan: DrawPlan, ids: Tensor) -> Tensor:
     """i64[n]: the columns that `plan` draws, by torch and without waiting for the device."""
-    device = logits.device
-    rows = logits[torch.from_numpy(plan.rows).to(device)]
-    keys = torch.from_numpy(plan.keys.astype(np.int64)).to(device)
-    temperatures = torch.from_numpy(plan.temperatures).to(device)[:, None]
-    noisy = rows / temperatures + gumbel(keys, ids)
+    rows = logits[torch.from_numpy(plan.rows).to(logits.device)]
+    keys = torch.from_numpy(plan.keys.astype(np.int64)).to(logits.device)
+    noisy = rows / _column(plan.temperatures, rows) + gumbel(keys, ids)
     return first_argmax(noisy.masked_fill(rows < _floors(rows, plan), -math.inf))
 
 
@@ -72,7 +70,7 @@ def _floors(rows: Tensor, plan: DrawPlan) -> Tensor:
     if not is_cut.any() and (plan.top_p >= 1).all():
         return floors
     ordered = rows.sort(dim=1, descending=True).values
-    last = torch.from_numpy(np.where(is_cut, plan.top_k, num_columns) - 1).to(rows.device)[:, None]
+    last = _column(np.where(is_cut, plan.top_k, num_columns) - 1, rows)
     floors = torch.maximum(floors, ordered.gather(1, last))
     return torch.where(_column(plan.top_p < 1, rows), _nucleus(ordered, floors, plan), floors)
 
@@ -86,9 +84,7 @@ def _min_p_gaps(plan: DrawPlan) -> Floats:
 def _nucleus(ordered: Tensor, floors: Tensor, plan: DrawPlan) -> Tensor:
     """float32[n, 1]: the lowest logits of the smallest heads of `ordered` that hold top_p of what `floors` leave."""
     is_left = ordered >= floors
-    scaled = (ordered.double() / _column(plan.temperatures.astype(np.float64), ordered)).masked_fill(
-        ~is_left, -math.inf
-    )
+    scaled = ordered.masked_fill(~is_left, -math.inf).double() / _column(plan.temperatures.astype(np.float64), ordered)
     mass = torch.softmax(scaled, dim=1).cumsum(dim=1)
     size = ((mass < _column(plan.top_p.astype(np.float64), ordered)) & is_left).sum(dim=1, keepdim=True)
     largest = is_left.sum(dim=1, keepdim=True).clamp(min=1) - 1
