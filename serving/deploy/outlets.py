@@ -55,8 +55,8 @@ class Departure:
 class Outlet:
     """What is ready for one Gateway. `put` may be called from any thread, the rest belongs to the event loop.
 
-    A departure is lost where the Gateway has not connected within `connect_s`. `on_idle` is called as soon as there is
-    neither departure nor connection.
+    A departure is lost where the Gateway has not connected within `connect_s`. `on_idle` is called once there is
+    neither departure nor connection any more.
     """
 
     def __init__(self, on_idle: Callable[[], object] = lambda: None, *, connect_s: float = CONNECT_S) -> None:
@@ -107,9 +107,9 @@ class Outlet:
         finally:
             if self._sending is sending:
                 self.disconnect()
+                self._tell_if_idle()
             gone.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
-            self._tell_if_idle()
 
     def _lose_unconnected(self, departure: Departure) -> None:
         if self._sending is None:
