@@ -83,7 +83,7 @@ def answers(built: Built, prompts: Sequence[Prompt], *, raw: bool, max_tokens: i
 def _request(built: Built, prompt: Prompt, *, raw: bool, max_tokens: int) -> GenerationRequest:
     tokenizer = built.tokenizer
     ids = tokenizer.encode(prompt.text) if raw else tokenizer.render_chat([{"role": "user", "content": prompt.text}])
-    request = GenerationRequest(prompt.id, ids, Limits(max_tokens, tokenizer.stop_ids))
+    request = GenerationRequest(prompt.id, ids, Limits(max_tokens, tokenizer.stop_ids), continues_prompt=raw)
     built.limits.check(request)
     return request
 

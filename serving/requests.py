@@ -87,7 +87,9 @@ class GenerationRequest:
     divergences (draft id, target id) among them.
 
     `num_logprobs` asks for the log probability of every emitted token and of the so many likeliest beside it,
-    `wants_tiers` for the tier of every token. `received_s` is when the gateway got it, in Unix time.
+    `wants_tiers` for the tier of every token. `received_s` is when the gateway got it, in Unix time. The text
+    of a request that `continues_prompt` goes on in mid-sentence, as a raw completion does; else it begins anew, as a
+    turn of a chat does, without the space that some tokenizers put before a word.
     """
 
     request_id: str
@@ -104,6 +106,12 @@ class GenerationRequest:
     ledger: Ledger = NOTHING_SPENT
     receipt: "Receipt | None" = None
     received_s: float | None = None
+    continues_prompt: bool = False
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether another replica had it before, be it without a token to show for it."""
+        return self.receipt is not None and self.receipt.resumed > 0
 
     @property
     def is_strict(self) -> bool:

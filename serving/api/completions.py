@@ -24,11 +24,12 @@ async def prompts_of(body: TextBody, tokenizer: Tokenizer) -> list[Prompt]:
 async def _prompt_of(prompt: OnePrompt, tokenizer: Tokenizer, *, field: str, echo: bool) -> Prompt:
     if isinstance(prompt, str):
         ids = await tokenised(lambda: tokenizer.encode(prompt), num_chars=len(prompt))
-        return Prompt(ids, field, prompt if echo else "")
+        return Prompt(ids, field, prompt if echo else "", is_raw=True)
     ids = await tokenised(
         lambda: checked_ids(prompt, field=field, vocab_size=tokenizer.vocab_size), num_chars=len(prompt)
     )
-    return Prompt(ids, field, await asyncio.to_thread(tokenizer.decode_raw, ids) if echo else "")
+    text = await asyncio.to_thread(tokenizer.decode_raw, ids) if echo else ""
+    return Prompt(ids, field, text, is_raw=True)
 
 
 @dataclass(frozen=True)

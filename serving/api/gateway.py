@@ -66,7 +66,7 @@ def _probes(backend: Backend) -> APIRouter:
     @router.get("/ready")
     @router.api_route("/ready", methods=methods, include_in_schema=False)
     async def ready() -> Response:
-        """Readiness: a Target answers and is warm; degraded where it has to do without its drafter."""
+        """Readiness: a Target answers and is warm; degraded where it has to do without another role."""
         try:
             status = await asyncio.wait_for(backend.status(), STATUS_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - a Target out of reach, for whatever reason, is not ready

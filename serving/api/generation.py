@@ -22,11 +22,15 @@ TENANT_CHARS = 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as ids, the parameter it came from, and what of it each choice repeats before its own text."""
+    """A prompt as ids, the parameter it came from, and what of it each choice repeats before its own text.
+
+    A raw one is gone on from in mid-sentence.
+    """
 
     ids: Ids
     field: str
     echo: str = ""
+    is_raw: bool = False
 
 
 async def tokenised(encode: Callable[[], Ids], *, num_chars: int) -> Ids:
@@ -52,7 +56,8 @@ def generation_requests(
     requests = [request for prompt in prompts for request in _choices(body, prompt, backend=backend, tenant=tenant)]
     most = backend.profile.engine.max_sessions + backend.profile.engine.max_queued
     if len(requests) > most:
-        raise RequestError("n", f"makes {len(requests)} answers, but this server takes at most {most}; ask for fewer")
+        field = "prompt" if body.n == 1 else "n"
+        raise RequestError(field, f"makes {len(requests)} answers, but this server takes at most {most}; ask for fewer")
     if len(requests) == 1:
         return [replace(requests[0], request_id=completion_id)]
     return [replace(request, request_id=f"{completion_id}-{index}") for index, request in enumerate(requests)]
@@ -73,6 +78,7 @@ def _choices(body: CompletionBody, prompt: Prompt, *, backend: Backend, tenant: 
         salt=tenant,
         tightening=body.speculation.tightening,
         wants_tiers=body.speculation.detail,
+        continues_prompt=prompt.is_raw,
     )
     rule_for(profile.rule, first)
     return [replace(first, sampling=replace(sampling, seed=choice_seed(seed, choice))) for choice in range(body.n)]

@@ -19,12 +19,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Health:
-    """`stalled_s` is the time since the last completed round while work is pending, else 0."""
+    """`stalled_s` is the time since the last completed round while work is pending, else 0.
+
+    `failed_rounds` are those that have failed since one settled a token: 0 of an engine that works.
+    """
 
     stalled_s: float
     num_running: int
     num_waiting: int
     degraded: bool
+    failed_rounds: int
 
 
 class Engine:
@@ -38,6 +42,7 @@ class Engine:
         self._outstanding: set[str] = set()
         self._is_stopping = False
         self._last_round_s = time.monotonic()
+        self._failed_rounds = 0
         self._thread = threading.Thread(target=self._run, name="drafthouse-engine", daemon=True)
 
     def start(self) -> None:
@@ -85,6 +90,7 @@ class Engine:
             num_running=scheduler.num_running,
             num_waiting=max(0, len(self._outstanding) - scheduler.num_running),
             degraded=scheduler.degraded,
+            failed_rounds=self._failed_rounds,
         )
 
     @property
@@ -121,11 +127,21 @@ class Engine:
                 if not self._scheduler.has_work:
                     self._last_round_s = time.monotonic()
                 commands = [self._mailbox.popleft() for _ in range(len(self._mailbox))]
-            for work in (*commands, self._scheduler.step):
+            for work in (*commands, self._round):
                 self._attempt(work)
-            self._last_round_s = time.monotonic()
         for request_id in list(self._outstanding):
             self._scheduler.cancel(request_id)
+
+    def _round(self) -> None:
+        """One step of the scheduler, noted."""
+        try:
+            has_settled = self._scheduler.step()
+        except Exception:
+            self._failed_rounds += 1
+            raise
+        self._last_round_s = time.monotonic()
+        if has_settled:
+            self._failed_rounds = 0
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do one thing; it may fail without ending the engine or losing what comes behind it."""

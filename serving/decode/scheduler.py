@@ -13,7 +13,7 @@ from serving.decode.guard import DraftPolicy
 from serving.decode.limits import SchedulerLimits
 from serving.decode.round import Settled, ended, settle
 from serving.decode.stats import EngineStats
-from serving.decode.text import TextStream
+from serving.decode.text import NUM_BEFORE, TextStream
 from serving.decode.timing import RequestLog
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts, Proposal, Verifier
 from serving.requests import Chunk, GenerationRequest, Receipt
@@ -124,12 +124,12 @@ class Scheduler:
             self._end(request_id, "error", error)
         self._flights.clear()
 
-    def step(self) -> None:
-        """One round for one group of the batch."""
+    def step(self) -> bool:
+        """One round for one group of the batch. Whether any of it was settled: a pass may read prompts only."""
         self._admit()
         batch, drafted = self._take_flights()
         if not batch:
-            return
+            return False
         proposals = [
             Proposal(
                 run.session, drafted.drafts.get(run.session.request_id, EMPTY_DRAFT).clipped(run.session.draft_room)
@@ -141,6 +141,7 @@ class Scheduler:
         for run, outcome in settled:
             self._hand_on(run, outcome.chunk)
         self._start_drafts([run for run in batch if not run.session.is_finished])
+        return bool(settled)
 
     def _hand_on(self, run: _Running, chunk: Chunk) -> None:
         """Stream a chunk. A session that has ended is let go of first: its place is free when its client hears."""
@@ -199,10 +200,11 @@ class Scheduler:
     def _open(self, waiting: _Waiting) -> None:
         request = waiting.request
         self.log.admit(request.request_id)
-        self.stats.prompt_tokens += 0 if len(request.resume_ids) else len(request.prompt_ids)
+        self.stats.prompt_tokens += 0 if request.is_resumed else len(request.prompt_ids)
         terms = self._rules.open(request)
         session = Session.admit(replace(request, receipt=terms.receipt), terms.rule, max_draft=self._limits.max_draft)
-        text = TextStream(self._decode, request.limits.stop_strings)
+        before = request.prompt_ids[-NUM_BEFORE:].tolist() if request.continues_prompt else ()
+        text = TextStream(self._decode, request.limits.stop_strings, before=before)
         for token in request.resume_ids.tolist():
             text.push(token, may_end=False)  # or it would have ended there
         text.take()  # already delivered by the replica that died

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 # A character is at most four bytes, so at most three byte-level tokens wait for the rest of one.
 _MAX_UNDECIDED = 3
+# Of a text that is gone on from, ids that say how: one would do, but special tokens leave no trace.
+NUM_BEFORE = 4
 _REPLACEMENT = "�"
 
 
@@ -11,15 +13,24 @@ class TextStream:
     """Incremental detokeniser and stop matcher of one request; linear in the number of tokens.
 
     `decode` maps ids to text with special tokens skipped. Decoding a window that starts one piece earlier keeps
-    the leading-space rules of every tokenizer family right.
+    the leading-space rules of every tokenizer family right. `before` are the last ids of a text that this one goes on
+    from, without which it begins like any text.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop_strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop_strings: Sequence[str] = (),
+        *,
+        before: Sequence[int] = (),
+    ) -> None:
         self._decode = decode
         self._stops = tuple(stop for stop in stop_strings if stop)
-        self._window: list[int] = []
-        self._num_known = 0
-        self._known_text = ""
+        known_text = decode(before) if before else ""
+        is_whole = not known_text.endswith(_REPLACEMENT)  # half a character is no ground to stand on
+        self._window = list(before) if is_whole else []
+        self._num_known = len(self._window)
+        self._known_text = known_text if is_whole else ""
         self._held = ""
         self._passed = 0
         self._is_ended = False

@@ -20,8 +20,8 @@ class RequestTimes:
     """An ended request on one engine. Moments are seconds of time.monotonic, None where it never got there.
 
     `ingress_s` is what passed between the gateway's receipt and the submission, 0 where no gateway said when;
-    `draft_s` the engine's time in drafters between admission and the first token. A resumed request had its
-    first token elsewhere.
+    `draft_s` the engine's time in drafters between admission and the first token. A resumed request was
+    received, and may have had its first token, elsewhere.
     """
 
     reason: FinishReason
@@ -105,7 +105,7 @@ class RequestLog:
         """`sink`, timed. To be called when the request is submitted, from any thread."""
         since_s = 0.0 if request.received_s is None else time.time() - request.received_s
         # Two machines' clocks may differ by more than a request takes to get here.
-        life = _Life(max(0.0, since_s), time.monotonic(), is_resumed=len(request.resume_ids) > 0)
+        life = _Life(max(0.0, since_s), time.monotonic(), is_resumed=request.is_resumed)
         self._lives[request.request_id] = life
 
         def deliver(chunk: Chunk) -> None:

@@ -123,7 +123,9 @@ SLIM_HOP_MS = Metric(
 DRAFT_MS = Metric(
     "drafthouse_draft_milliseconds", "gauge", "a remote drafter's own time in the same calls, mean of the last minute"
 )
-DEGRADED = Metric("drafthouse_degraded", "gauge", "1 while the drafter is out of reach and decoding is plain, else 0")
+DEGRADED = Metric(
+    "drafthouse_degraded", "gauge", "1 while the drafter or the slim verifier is out of reach and done without, else 0"
+)
 SPECULATION_K = Metric(
     "drafthouse_speculation_k", "gauge", "K in use: tokens that a draft may have, mean over sessions"
 )

@@ -6,8 +6,9 @@ While a connection takes frames each round leaves at once; while it does not, ro
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from socket import socket as Socket
 
 from serving.deploy.flushing import joined
@@ -17,6 +18,9 @@ from serving.types import FinishReason
 
 log = logging.getLogger("ray.serve")
 
+# More than a Gateway takes to hear of a Target and connect; one that has died in between never does.
+CONNECT_S = 30.0
+
 
 class Departure:
     """One request on its way out: its tokens that have left, and how it ended once its last chunk has."""
@@ -25,6 +29,11 @@ class Departure:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._is_over = asyncio.Event()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing that is ready for it may leave: what came before may be gone."""
+        return self._is_over.is_set() and self.finish_reason is None
 
     def sent(self, chunk: Chunk) -> None:
         self.num_tokens += len(chunk.ids)
@@ -39,14 +48,20 @@ class Departure:
     async def complete(self) -> None:
         """Wait until the last chunk has left. Raises ChannelLostError where chunks may have been lost."""
         await self._is_over.wait()
-        if self.finish_reason is None:
+        if self.is_lost:
             raise ChannelLostError
 
 
 class Outlet:
-    """What is ready for one Gateway. `put` may be called from any thread, the rest belongs to the event loop."""
+    """What is ready for one Gateway. `put` may be called from any thread, the rest belongs to the event loop.
 
-    def __init__(self) -> None:
+    A departure is lost where the Gateway has not connected within `connect_s`. `on_idle` is called once there is
+    neither departure nor connection any more.
+    """
+
+    def __init__(self, on_idle: Callable[[], object] = lambda: None, *, connect_s: float = CONNECT_S) -> None:
+        self._on_idle = on_idle
+        self._connect_s = connect_s
         self._loop = asyncio.get_running_loop()
         self._chunks: deque[Chunk] = deque()
         self._departures: dict[str, Departure] = {}
@@ -54,18 +69,17 @@ class Outlet:
         self._is_woken = False
         self._sending: asyncio.Task[None] | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._departures and self._sending is None
-
     @contextmanager
     def departure(self, request_id: str) -> Iterator[Departure]:
         """Let a request's chunks pass while the block lasts; those that come later are dropped. Names are unique."""
         departure = self._departures[request_id] = Departure()
+        waiting = self._loop.call_later(self._connect_s, self._lose_unconnected, departure)
         try:
             yield departure
         finally:
+            waiting.cancel()
             del self._departures[request_id]
+            self._tell_if_idle()
 
     def put(self, chunk: Chunk) -> None:
         """Send `chunk` as soon as possible, in one frame with whatever is ready by then."""
@@ -75,25 +89,35 @@ class Outlet:
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def disconnect(self) -> None:
-        """End the connection, if there is one."""
-        if self._sending is not None:
-            self._sending.cancel()
+        """End the connection, if there is one; every departure is lost with it."""
+        if self._sending is None:
+            return
+        self._sending.cancel()
+        self._sending = None
+        for departure in self._departures.values():
+            departure.lose()
 
     async def send_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send until the connection breaks or another one takes its place; then every departure is lost."""
-        self.disconnect()
+        """Send until the connection breaks or another one takes its place."""
+        self.disconnect()  # before the other one begins: it must not carry the rest of what this one has lost
         sending = self._sending = asyncio.ensure_future(self._send_all(writer))
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            sending.cancel()
+            if self._sending is sending:
+                self.disconnect()
+                self._tell_if_idle()
             gone.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
-            if self._sending is sending:
-                self._sending = None
-            for departure in self._departures.values():
-                departure.lose()
+
+    def _lose_unconnected(self, departure: Departure) -> None:
+        if self._sending is None:
+            departure.lose()
+
+    def _tell_if_idle(self) -> None:
+        if not self._departures and self._sending is None:
+            self._on_idle()
 
     async def _send_all(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=0)  # what is drained is the kernel's, and survives this process
@@ -108,13 +132,14 @@ class Outlet:
                     departure.sent(chunk)
 
     def _take(self) -> list[Chunk]:
-        """All that is ready of requests that are still wanted, one chunk each."""
+        """All that is ready of requests that are still wanted and whole, one chunk each."""
         self._ready.clear()
         self._is_woken = False  # before looking: a chunk that comes now wakes again
         ready: dict[str, list[Chunk]] = {}
         for _ in range(len(self._chunks)):
             chunk = self._chunks.popleft()
-            if chunk.request_id in self._departures:
+            departure = self._departures.get(chunk.request_id)
+            if departure is not None and not departure.is_lost:
                 ready.setdefault(chunk.request_id, []).append(chunk)
         return [joined(chunks) for chunks in ready.values()]
 
@@ -129,8 +154,10 @@ class Outlets:
         self._serving = asyncio.get_running_loop().create_task(self._serve(socket))
 
     def outlet(self, gateway: bytes) -> Outlet:
-        """The outlet to the Gateway of that name, which may connect from now on."""
-        return self._outlets.setdefault(gateway, Outlet())
+        """The outlet to the Gateway of that name, which may connect from now on until it is idle."""
+        if gateway not in self._outlets:
+            self._outlets[gateway] = Outlet(partial(self._outlets.pop, gateway, None))
+        return self._outlets[gateway]
 
     def close(self) -> None:
         """End all connections, and take no more."""
@@ -148,8 +175,6 @@ class Outlets:
             if (outlet := self._outlets.get(gateway)) is not None:
                 notice_silence(writer)
                 await outlet.send_to(reader, writer)
-                if outlet.is_idle:
-                    self._outlets.pop(gateway, None)
         except (OSError, EOFError) as error:
             log.info("a connection ended before it began: %s", type(error).__name__)
         finally:

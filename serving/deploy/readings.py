@@ -1,5 +1,6 @@
 """From what an engine says of itself, now and then, to what the metrics should show. No Ray."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,10 +90,10 @@ class Share:
     whole: Callable[[Reading], float]
     scale: float = 1.0
 
-    def of(self, before: Reading, now: Reading) -> float | None:
-        """None where there was nothing to divide by."""
+    def of(self, before: Reading, now: Reading) -> float:
+        """NaN where there was nothing to divide by: a gauge left alone would show its last value for ever."""
         whole = self.whole(now) - self.whole(before)
-        return self.scale * (self.part(now) - self.part(before)) / whole if whole > 0 else None
+        return self.scale * (self.part(now) - self.part(before)) / whole if whole > 0 else math.nan
 
 
 SHARES: Mapping[Metric, Share] = {
@@ -107,7 +108,7 @@ SHARES: Mapping[Metric, Share] = {
     m.DRAFT_MS: Share(lambda r: r.hops.compute_s, lambda r: r.hops.num_calls, 1000.0),
 }
 
-_NOTHING_YET = Reading(float("-inf"), Health(0.0, 0, 0, False), EngineStats(), Hops(), 0)
+_NOTHING_YET = Reading(float("-inf"), Health(0.0, 0, 0, False, 0), EngineStats(), Hops(), 0)
 
 
 class Publisher:
@@ -132,9 +133,7 @@ class Publisher:
         for metric, level in LEVELS.items():
             self._instruments.set(metric, level(now))
         for metric, share in SHARES.items():
-            value = share.of(self._window[0], now)
-            if value is not None:
-                self._instruments.set(metric, value)
+            self._instruments.set(metric, share.of(self._window[0], now))
         drift = None if self._drift is None else self._drift.look(now.stats.first_mismatches)
         if drift is not None:
             self._instruments.set(m.DRIFT, drift)

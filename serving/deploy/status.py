@@ -7,7 +7,7 @@ from serving.decode.stats import Snapshot
 
 @dataclass(frozen=True)
 class TargetStatus:
-    """`degraded`: ready, but it decodes plainly, without its drafter. `stats` are the engine's counters."""
+    """`degraded`: ready, but without its drafter or its slim verifier. `stats` are the engine's counters."""
 
     ready: bool
     degraded: bool

@@ -30,6 +30,9 @@ from serving.requests import GenerationRequest
 
 log = logging.getLogger("ray.serve")
 
+# One request may be poison, and so may the next; an engine that answers nothing in between is broken.
+MAX_FAILED_ROUNDS = 3
+
 
 class Generator(Protocol):
     """The part of `decode.engine.Engine` that a replica uses."""
@@ -66,13 +69,22 @@ def admitted(
 
 
 class StalledError(Exception):
-    """No round has been completed for too long although requests are in work."""
+    """No round has been completed for too long although requests are in work, or one after the other has failed."""
 
 
 def raise_if_stalled(health: Health, *, limit_s: float) -> None:
-    """StalledError where work is pending and no round was completed for more than `limit_s`."""
+    """StalledError where no round was completed for more than `limit_s` of work, or the latest have all failed."""
+    if (complaint := _complaint(health, limit_s=limit_s)) is not None:
+        raise StalledError(complaint)
+
+
+def _complaint(health: Health, *, limit_s: float) -> str | None:
+    """Why an engine is to be replaced; None while it is well."""
     if health.stalled_s > limit_s:
-        raise StalledError(f"no round was completed for {health.stalled_s:.0f} s")
+        return f"no round was completed for {health.stalled_s:.0f} s"
+    if health.failed_rounds >= MAX_FAILED_ROUNDS:
+        return f"{health.failed_rounds} rounds in a row have failed; the log says how"
+    return None
 
 
 def _drafter_lease(profile: Profile, handle: DeploymentHandle[Any]) -> ActorLease[RemoteDrafter]:
@@ -142,7 +154,7 @@ class TargetReplica:
     async def status(self) -> TargetStatus:
         health = self._engine.health
         return TargetStatus(
-            ready=health.stalled_s < self._stall_limit_s,
+            ready=_complaint(health, limit_s=self._stall_limit_s) is None,
             degraded=health.degraded,
             running=health.num_running,
             waiting=health.num_waiting,
@@ -150,7 +162,7 @@ class TargetReplica:
         )
 
     async def check_health(self) -> None:
-        """Judged by the last completed round: a busy engine is healthy, a stuck one is not."""
+        """Judged by the latest rounds: a busy engine is healthy, one that is stuck or only fails is not."""
         raise_if_stalled(self._engine.health, limit_s=self._stall_limit_s)
 
     def _read(self) -> Reading:

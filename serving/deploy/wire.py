@@ -51,9 +51,16 @@ def listener(host: str) -> socket.socket:
 
 
 def notice_silence(writer: asyncio.StreamWriter) -> None:
-    """Have the connection break by itself some seconds after its peer's machine is gone."""
+    """Have the connection break by itself some seconds after its peer's machine is gone, or takes nothing any more."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", _SILENCE_S), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", _NUM_ASKED)):
+    limits = {
+        "TCP_KEEPIDLE": _SILENCE_S,
+        "TCP_KEEPINTVL": 1,
+        "TCP_KEEPCNT": _NUM_ASKED,
+        # Nobody is asked while data is on its way, which would be sent again for a quarter of an hour.
+        "TCP_USER_TIMEOUT": 1000 * (_SILENCE_S + _NUM_ASKED),
+    }
+    for name, value in limits.items():
         if hasattr(socket, name):  # not everywhere
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

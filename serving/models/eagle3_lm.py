@@ -19,7 +19,7 @@ from serving.models.eagle3_checkpoint import load_eagle3
 from serving.models.eagle3_runner import Eagle3Runner, kv_shape, runner_of
 from serving.models.kv_store import KVStore, Row
 from serving.models.loading import LoadOptions, default_device, torch_dtype
-from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
+from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
 from serving.models.packed import Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
@@ -164,19 +164,20 @@ def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options:
     head = load_eagle3(model, target=target, dtype=dtype).to(device)
     shape = kv_shape(head)
     matrices = (*head.parameters(), *head.buffers())
-    plan = MemoryPlan(
-        (
+    plan = MemoryPlan.on(
+        device,
+        [
             PlannedItem(options.role, "weights", sum(matrix.nbytes for matrix in matrices)),
             PlannedItem(options.role, "KV rows", KVStore.planned_bytes(
                 [shape], num_rows=options.num_rows, capacity=options.capacity, dtype=dtype
             )),
             PlannedItem(options.role, "kept outputs", 4 * options.num_rows * _KEPT * head.config.hidden_size),
-        ),
-        available_bytes(device),
+        ],
     )  # fmt: skip
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
     store = KVStore([shape], options.num_rows, options.capacity, dtype, device)
+    reserve(store, options.role)
     return Eagle3LM(
         runner_of(head, max_length=options.capacity), store, features, target_ids=head.target_ids.to(device),
         hidden=head.config.hidden_size, with_logsumexp=options.with_logsumexp,

@@ -47,7 +47,7 @@ class Row:
         return int(different[0]) if len(different) else n
 
 
-@dataclass
+@dataclass(eq=False)
 class KVStore:
     """`num_rows` rows of `capacity` slots for each layer in `shapes`; its bytes are planned before it is made.
 
@@ -84,6 +84,17 @@ class KVStore:
         """Bytes that a store of this size takes."""
         slot = sum(2 * s.num_heads * s.head_dim for s in shapes) + feature_width
         return num_rows * capacity * slot * dtype.itemsize
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Bytes of the rows that no sequence has had yet."""
+        return self.planned_bytes(
+            self.shapes,
+            num_rows=sum(row.last_used == 0 for row in self.rows),
+            capacity=self.capacity,
+            dtype=self.dtype,
+            feature_width=len(self.feature_layers) * self.hidden,
+        )
 
     @property
     def num_open(self) -> int:

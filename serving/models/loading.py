@@ -12,7 +12,7 @@ from serving.errors import ConfigError, ModelError
 from serving.models.draft_lm import DraftModel, is_draft_lm, load_draft_model
 from serving.models.hf_decoder import HFDecoder, check_build, check_layers, layer_shapes
 from serving.models.kv_store import KVStore
-from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
+from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
 from serving.models.native import load_native
 from serving.models.native_decoder import NativeDecoder, supports
 from serving.models.packed import LayeredDecoder, Network
@@ -78,6 +78,7 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
         decoder.shapes, options.num_rows, options.capacity, dtype, default_device(),
         feature_layers=options.feature_layers, hidden=config.get_text_config().hidden_size,
     )  # fmt: skip
+    reserve(store, options.role, workspace=plan.bytes_for("workspace"))
     head = HeadOptions(
         vocab_size=min(options.vocab_size, network.lm_head.weight.shape[0]),
         id_map=None if draft is None else draft.id_map.to(default_device()),
@@ -124,8 +125,8 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
     )  # fmt: skip
     rows = max(_WORKSPACE_ROWS, options.num_rows * options.scored_rows)
     items = {"weights": weights, "KV rows": kv_bytes, "workspace": 4 * rows * options.vocab_size}
-    planned = tuple(PlannedItem(options.role, purpose, size) for purpose, size in items.items())
-    return MemoryPlan(planned, available_bytes(default_device()))
+    planned = (PlannedItem(options.role, purpose, size) for purpose, size in items.items())
+    return MemoryPlan.on(default_device(), planned)
 
 
 def read_config(model: str) -> Network:

@@ -1,7 +1,10 @@
 """What a process will take, before it takes it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -21,6 +24,24 @@ class PlannedItem:
     num_bytes: int
 
 
+class Rows(Protocol):
+    """Memory that is asked for in one piece; a CPU's is taken from the machine row by row, as each is first used."""
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Of the rows that nothing has used yet."""
+        ...
+
+
+# Of every role in this process that has its rows: its name, and the workspace that it takes in each pass.
+_reserved: WeakKeyDictionary[Rows, tuple[str, int]] = WeakKeyDictionary()
+
+
+def reserve(rows: Rows, role: str, *, workspace: int = 0) -> None:
+    """Let later plans of this process count what `rows` and the passes over them will take, while `rows` live."""
+    _reserved[rows] = (role, workspace)
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Weights, KV rows and workspace of every role in one process against what is available (bytes)."""
@@ -28,9 +49,20 @@ class MemoryPlan:
     items: tuple[PlannedItem, ...]
     available: int
 
+    @classmethod
+    def on(cls, device: torch.device, items: Iterable[PlannedItem]) -> Self:
+        """`items` beside what earlier roles have reserved. A GPU's memory is taken as it is asked for."""
+        earlier = [] if device.type == "cuda" else list(_reserved.items())
+        reserved = (PlannedItem(role, "reserved", rows.untouched_bytes + size) for rows, (role, size) in earlier)
+        return cls((*reserved, *items), available_bytes(device))
+
     @property
     def needed(self) -> int:
         return sum(item.num_bytes for item in self.items)
+
+    def bytes_for(self, purpose: str) -> int:
+        """Bytes of all items for `purpose`."""
+        return sum(item.num_bytes for item in self.items if item.purpose == purpose)
 
     @property
     def fits(self) -> bool:

@@ -22,11 +22,12 @@ def noise_keys(seed: int, position: int) -> Keys:
     return mixed >> 32, mixed & _MASK_32
 
 
-def gumbel(keys: Keys, ids: Tensor) -> Tensor:
-    """float32 noise, standard Gumbel, for each token id of `ids` i64[n]."""
-    hashed = (ids * 0x9E3779B1 + keys[0]) & _MASK_32
+def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
+    """float32[n, V] noise, standard Gumbel: a row for each pair of `keys` i64[n, 2], for the token ids i64[V]."""
+    first, second = keys[:, :1], keys[:, 1:]
+    hashed = (ids * 0x9E3779B1 + first) & _MASK_32
     hashed = ((hashed ^ (hashed >> 16)) * 0x21F0AAAD) & _MASK_32
-    hashed = (hashed ^ (hashed >> 15)) ^ keys[1]
+    hashed = (hashed ^ (hashed >> 15)) ^ second
     hashed = (hashed * 0xD35A2D97) & _MASK_32
     hashed = hashed ^ (hashed >> 15)
     uniform = ((hashed >> 1).float() + 0.5) * 2.0**-31

@@ -1,4 +1,4 @@
-"""From logits to score tables: one copy to the host a step, whatever the batch.
+"""From logits to score tables: one copy to the host a step, whatever the batch, and log probabilities apart.
 
 R rows of all requests together, V logits a row; `id_map` i64[V] turns a reduced vocabulary into target ids.
 """
@@ -79,8 +79,8 @@ def _columns(
     values = logits.gather(1, picks)
     sums = [log_sum_exp(logits)[:, None]] if with_logsumexp else []
     ids = picks[:, :2] if id_map is None else id_map[picks[:, :2]]
-    floats = torch.cat([values, *sums], dim=1).cpu().numpy()
-    whole = ids.to(torch.int32).cpu().numpy()
+    bits = torch.cat([ids.to(torch.int32), torch.cat([values, *sums], dim=1).view(torch.int32)], dim=1).cpu().numpy()
+    whole, floats = bits[:, :2], bits[:, 2:].view(np.float32)
     return _Columns(
         next_ids=whole[:, 1],
         next_logits=floats[:, 1],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from serving.errors import ModelError
 from serving.models.kv_store import KVStore, Row
-from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
+from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
 from serving.models.packed import Network
 from serving.models.packed_lm import PackedLM
 from serving.models.skipping import skip_layers
@@ -29,8 +29,9 @@ def slim_in_place(target: PackedLM, kept: Sequence[int]) -> PackedLM:
     """The layers `kept` of `target` on the same weights, with KV rows of its own. Raises MemoryPlanError."""
     decoder, store = target.decoder.keeping(kept), target.store
     size = KVStore.planned_bytes(decoder.shapes, num_rows=store.num_rows, capacity=store.capacity, dtype=store.dtype)
-    MemoryPlan((PlannedItem("slim", "KV rows", size),), available_bytes(store.device)).check()
+    MemoryPlan.on(store.device, [PlannedItem("slim", "KV rows", size)]).check()
     own = KVStore(decoder.shapes, store.num_rows, store.capacity, store.dtype, store.device)
+    reserve(own, "slim")
     return target.with_decoder(decoder, own, with_logsumexp=True)
 
 

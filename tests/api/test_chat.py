@@ -124,6 +124,7 @@ async def test_messages_reach_the_template(messages, prompt):
     backend = ScriptedBackend()
     await openai_client(backend).chat.completions.create(model=MODEL, messages=messages)
     assert "".join(map(chr, backend.requests[0].prompt_ids)) == prompt
+    assert not backend.requests[0].continues_prompt  # a turn begins anew
 
 
 @pytest.mark.parametrize(

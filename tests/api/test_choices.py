@@ -7,8 +7,9 @@ import openai
 import pytest
 
 from serving.api.gateway import create_app
+from serving.config import EngineConfig
 from serving.errors import OverloadedError
-from tests.api.scripted import HANG, ScriptedBackend, chat_body, chunk, http_client, openai_client, text_body
+from tests.api.scripted import HANG, PROFILE, ScriptedBackend, chat_body, chunk, http_client, openai_client, text_body
 from tests.api.test_disconnect import Connection
 
 TWO = (
@@ -139,6 +140,17 @@ async def test_several_prompts_are_n_choices_each_in_their_order():
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
     assert [len(request.prompt_ids) for request in backend.requests] == [2, 2, 3, 3]
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 4)
+
+
+@pytest.mark.parametrize(("prompt", "n", "param"), [(["hi"] * 4, 1, "prompt"), ("hi", 4, "n"), (["hi", "ho"], 2, "n")])
+async def test_more_answers_than_the_server_takes_are_a_400_that_names_what_asked_for_them(prompt, n, param):
+    engine = EngineConfig(max_length=64, max_sessions=1, max_queued=2)
+    backend = ScriptedBackend(profile=PROFILE.model_copy(update={"engine": engine}))
+    async with http_client(backend) as client:
+        response = await client.post("/v1/completions", json=text_body(prompt=prompt, n=n))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert "makes 4 answers" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -39,3 +39,4 @@ async def test_one_prompt_as_text_or_ids(prompt, ids):
     await openai_client(backend).completions.create(model=MODEL, prompt=prompt)
     assert backend.requests[0].prompt_ids.tolist() == ids
     assert backend.requests[0].prompt_ids.dtype == "int32"
+    assert backend.requests[0].continues_prompt

@@ -1,5 +1,6 @@
 """The application under test, from outside: requests by handle, status, and the sessions each role holds."""
 
+import asyncio
 from dataclasses import dataclass
 
 from ray import serve
@@ -45,6 +46,29 @@ class Application:
 
     def is_whole(self) -> bool:
         return not self.status().degraded
+
+    def is_empty(self) -> bool:
+        """Whether the target has nothing in work."""
+        status = self.status()
+        return (status.running, status.waiting) == (0, 0)
+
+    def begin_and_leave(self, count: int, max_tokens: int) -> None:
+        """`count` streams, twenty at a time, each left after one to seven chunks."""
+
+        async def leave(number: int) -> None:
+            stream = self.client.generate(request(f"cancel {number}", max_tokens))
+            chunks = 0
+            async for _ in stream:
+                chunks += 1
+                if chunks > number % 7:
+                    break
+            await stream.aclose()
+
+        async def leave_together() -> None:
+            for start in range(0, count, 20):
+                await asyncio.gather(*(leave(number) for number in range(start, min(start + 20, count))))
+
+        asyncio.run(leave_together())
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from serving.app import AppArgs
 from serving.decode.offline import complete
 from serving.deploy import metric_table as m
 from serving.deploy.metric_table import METRICS
@@ -23,6 +24,7 @@ PANELS = {f"{panel['title']} {target['refId']}": target["expr"]
           for panel in DASHBOARD["panels"] for target in panel["targets"]}  # fmt: skip
 EXPRESSIONS = PANELS | {name: rule["expr"] for name, rule in RULES.items()}
 SERIES = {series: metric for metric in METRICS for series in metric.exported}
+EXPORT_S = 10.0  # Ray's own
 SERVE_LABELS = {"deployment", "replica", "application"}
 
 
@@ -47,6 +49,12 @@ def test_sums_are_read_as_rates_and_levels_are_not(name):
     for series in series_in(EXPRESSIONS[name]):
         is_rate = re.search(rf"rate\({series}\b", EXPRESSIONS[name]) is not None
         assert is_rate == (SERIES[series].kind != "gauge")
+
+
+def test_a_stalled_target_is_told_of_before_it_is_replaced():
+    rule = RULES["DrafthouseStalled"]
+    threshold_s, held_s = float(rule["expr"].rsplit(maxsplit=1)[1]), float(rule["for"].removesuffix("s"))
+    assert threshold_s + held_s + EXPORT_S < AppArgs.model_fields["stall_limit_s"].default
 
 
 def test_every_metric_is_on_the_dashboard():

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import signal
+import socket
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -97,25 +99,8 @@ def test_case_33_a_drafter_that_hangs_and_comes_back(application, expected, proc
 
 
 def test_case_32_five_hundred_cancels_leave_no_orphans(application):
-    async def leave_early(number):
-        stream = application.client.generate(request(f"cancel {number}", LONG))
-        chunks = 0
-        async for _ in stream:
-            chunks += 1
-            if chunks > number % 7:
-                break
-        await stream.aclose()
-
-    async def leave_together():
-        for start in range(0, 500, 20):
-            await asyncio.gather(*(leave_early(number) for number in range(start, start + 20)))
-
-    asyncio.run(leave_together())
-    wait_for(
-        lambda: (application.status().running, application.status().waiting) == (0, 0),
-        timeout_s=5,
-        what="an empty target",
-    )
+    application.begin_and_leave(500, LONG)
+    wait_for(application.is_empty, timeout_s=5, what="an empty target")
     wait_for(lambda: application.drafter_sessions() == [], timeout_s=5, what="an empty drafter")
     assert application.status().stats["cancelled"] >= 375
 
@@ -141,6 +126,29 @@ def test_case_32_http_clients_that_leave_free_their_places(application, local_ra
         events.close()
     wait_for(lambda: application.status().running == 0, timeout_s=5, what="an empty target")
     wait_for(lambda: application.drafter_sessions() == [], timeout_s=5, what="an empty drafter")
+
+
+def begun(port):
+    """A connection on which the longest request was made that there is, not as a stream."""
+    body = json.dumps({"model": "tiny", "prompt": "a b c a b c", "max_tokens": 2000, "ignore_eos": True}).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_case_32_http_clients_that_leave_before_a_whole_answer_free_their_places(application, local_ray):
+    num_cancelled = application.status().stats["cancelled"]
+    with ExitStack() as connections:
+        for _ in range(4):
+            connections.enter_context(begun(local_ray))
+        wait_for(lambda: application.status().running == 4, timeout_s=20, what="four requests in work")
+    wait_for(application.is_empty, timeout_s=5, what="an empty target")
+    wait_for(lambda: application.drafter_sessions() == [], timeout_s=5, what="an empty drafter")
+    assert application.status().stats["cancelled"] == num_cancelled + 4
 
 
 def test_kill_the_target_in_mid_stream(application, local_ray, processes):

@@ -80,6 +80,17 @@ def test_the_actor_decides_as_in_one_process(application, lax):
     wait_for(lambda: slim_sessions(application) == [], timeout_s=10, what="no session left")
 
 
+def test_case_32_cancels_leave_nothing_at_the_slim_verifier(application):
+    before = application.status().stats
+    application.begin_and_leave(100, LONG)
+    wait_for(application.is_empty, timeout_s=5, what="an empty target")
+    wait_for(lambda: slim_sessions(application) == [], timeout_s=5, what="an empty slim verifier")
+    wait_for(lambda: application.drafter_sessions() == [], timeout_s=5, what="an empty drafter")
+    after = application.status().stats
+    assert after["cancelled"] - before["cancelled"] >= 75
+    assert after["slim_passes"] > before["slim_passes"]
+
+
 def test_kill_the_slim_verifier_in_mid_stream(application, processes):
     story = tell(application, "slim dies", then=lambda: processes.signal("ray::SlimWorker", signal.SIGKILL))
     receipt = story.last.receipt

@@ -8,7 +8,7 @@ import numpy as np
 from serving.decode.grouping import Grouping
 from serving.decode.guard import DraftPolicy, FixedDrafts
 from serving.decode.limits import SchedulerLimits
-from serving.decode.scheduler import Scheduler
+from serving.decode.scheduler import Decode, Scheduler
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import Drafter, DraftRequest, Outcome, ScoreRequest
 from serving.requests import GenerationRequest, Limits
@@ -98,11 +98,12 @@ def make_scheduler(
     grouping: Grouping | None = None,
     policy: DraftPolicy | None = None,
     rules: RuleBook | None = None,
+    decode: Decode | None = None,
 ) -> Scheduler:
     return Scheduler(
         verifier=FullVerifier(model),
         drafter=drafter,
-        decode=spell,
+        decode=decode or spell,
         limits=SchedulerLimits(max_sessions, max_length, 64, max_draft),
         grouping=grouping or Grouping(shares_cores=True),
         policy=policy or FixedDrafts(max_draft),

@@ -20,6 +20,7 @@ class Fragile(ScriptedModel):
     """Fails as long as `is_broken`; is slow if asked to."""
 
     is_broken = False
+    breaks_at: int | None = None
     pause_s = 0.0
     refuses = False
     holds_on = False
@@ -36,7 +37,7 @@ class Fragile(ScriptedModel):
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
         time.sleep(self.pause_s)
-        if self.is_broken:
+        if self.is_broken or self.num_passes == self.breaks_at:
             raise RuntimeError("out of memory")
         return super().score(requests)
 
@@ -99,6 +100,28 @@ def test_a_failing_pass_ends_its_requests_and_nothing_else(engine: Engine, model
     model.is_broken = False
     assert run(engine)[-1].finish_reason == "length"
     assert model.open_sessions == {}
+
+
+def test_case_34_rounds_that_keep_failing_are_counted_until_one_settles(engine: Engine, model: Fragile) -> None:
+    model.feed_passes = 2  # reading a prompt settles nothing: a failure behind it is not the first of a new run
+    for number in range(4):
+        model.breaks_at = model.num_passes + 2
+        assert run(engine)[-1].finish_reason == "error"
+        assert engine.health.failed_rounds == number + 1
+    model.breaks_at = None
+    assert run(engine)[-1].finish_reason == "length"
+    run(engine, max_tokens=1)  # behind the round that settled the first one
+    assert engine.health.failed_rounds == 0
+
+
+def test_a_failed_round_is_none_that_was_completed(engine: Engine, model: Fragile) -> None:
+    model.pause_s, model.is_broken = 0.2, True
+    chunks: queue.Queue[Chunk] = queue.Queue()
+    for name in "abc":
+        engine.submit(request(name), chunks.put)
+    assert chunks.get(timeout=10).finish_reason == "error"
+    time.sleep(0.05)
+    assert engine.health.stalled_s > 0.2  # since the first was submitted
 
 
 def test_a_request_that_cannot_be_opened_loses_none_behind_it(engine: Engine, model: Fragile) -> None:

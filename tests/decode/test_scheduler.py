@@ -1,11 +1,13 @@
 """The decode loop without torch: losslessness, ends of texts, counts, cancellation, fairness."""
 
+from dataclasses import replace
+
 import pytest
 
 from serving.decode.grouping import Grouping
 from serving.decode.offline import complete
 from serving.drafters.ready import PlainDrafter
-from serving.requests import Chunk, GenerationRequest, Limits
+from serving.requests import Chunk, GenerationRequest, Limits, Receipt
 from serving.types import as_ids
 from tests.decode.scripted import (
     ScriptedDrafter,
@@ -195,7 +197,30 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
     expected = plain(arithmetic, (5, 9), 20)
     scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
     first = request("a")
-    resumed = GenerationRequest("a", first.prompt_ids, first.limits, resume_ids=as_ids(expected[:8]))
+    resumed = GenerationRequest(
+        "a", first.prompt_ids, first.limits, resume_ids=as_ids(expected[:8]), receipt=Receipt(resumed=1)
+    )
     (done,) = complete(scheduler, [resumed])
     assert done.output_ids == expected[8:]
     assert done.text == spell(expected[8:])
+
+
+def test_a_prompt_counts_where_its_request_first_was() -> None:
+    scheduler = make_scheduler(ScriptedModel(arithmetic), PlainDrafter())
+    resumed = replace(request("a", prompt=(5, 9)), receipt=Receipt(resumed=1))
+    list(complete(scheduler, [resumed, request("b", prompt=(1, 2, 3))]))
+    assert scheduler.stats.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(("continues", "text"), [(True, " on it goes"), (False, "on it goes")])
+def test_a_raw_completion_keeps_the_space_before_its_first_word(continues: bool, text: str) -> None:
+    """Decoders of the sentencepiece family take the first space off what they are given."""
+    words = ["", "", "", "on", "it", "goes"]
+    scheduler = make_scheduler(
+        ScriptedModel(lambda ids: len(ids)),
+        PlainDrafter(),
+        decode=lambda ids: "".join(f" {words[i]}" if words[i] else "" for i in ids).removeprefix(" "),
+    )
+    asked = replace(request("a", prompt=(3, 4, 5), max_tokens=3), continues_prompt=continues)
+    (done,) = complete(scheduler, [asked])
+    assert done.text == text

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from serving.decode.text import TextStream
 
@@ -46,6 +47,46 @@ def test_a_stop_ends_the_text_before_it_and_its_beginning_is_never_shown(text: s
     first = text[: min(complete)]
     assert ended
     assert shown == first[: min(first.find(stop) for stop in stops if stop in first)]
+
+
+def sentencepiece(*words: str) -> Tokenizer:
+    """A tokenizer that marks the beginning of a word and spells what it does not know in bytes, as Llama 2's does."""
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(["<s>", *spelled, *words])}))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("prompt", [["\u2581Say"], ["<s>", "\u2581Say", "<s>"], ["\u2581Say", "<0xC3>", "<0xA9>"]])
+def test_a_text_that_goes_on_keeps_its_first_space(prompt: list[str]) -> None:
+    tokenizer = sentencepiece("\u2581Say", "\u2581it", "ness")
+    before, pieces = [tokenizer.token_to_id(piece) for piece in prompt], ["\u2581it", "ness", "<0xC3>", "<0xA9>"]
+    for stream, expected in (
+        (TextStream(tokenizer.decode, before=before), " itness\u00e9"),
+        (TextStream(tokenizer.decode), "itness\u00e9"),
+    ):
+        shown = ""
+        for piece in pieces:
+            stream.push(tokenizer.token_to_id(piece))
+            shown += stream.take()
+        assert shown + stream.finish() == expected
+
+
+def test_a_character_that_began_before_the_text_is_not_lost() -> None:
+    tokenizer = sentencepiece("\u2581Say", "\u2581it")
+    stream = TextStream(tokenizer.decode, before=[tokenizer.token_to_id(piece) for piece in ("\u2581Say", "<0xC3>")])
+    for piece in ("<0xA9>", "\u2581it"):
+        stream.push(tokenizer.token_to_id(piece))
+    assert stream.finish() == "\ufffd it"
+
+
+def test_no_stop_string_reaches_back_before_the_text() -> None:
+    stream = TextStream(utf8, ["ab"], before=list(b"xa"))
+    assert [stream.push(byte) for byte in b"bab"] == [False, False, True]
+    assert stream.finish() == "b"
 
 
 def test_invalid_bytes_are_not_held_back_for_ever() -> None:

@@ -93,7 +93,8 @@ def test_a_clock_that_is_behind_the_gateway_s_makes_no_negative_time() -> None:
 
 def test_a_resumed_request_had_its_first_token_elsewhere() -> None:
     log = RequestLog(EngineStats())
-    log.watch(replace(request("a"), resume_ids=as_ids([1])), lambda _: None)(last_chunk("a"))
+    resumed = replace(request("a"), receipt=Receipt(resumed=1))  # its replica died before there was a token
+    log.watch(resumed, lambda _: None)(last_chunk("a"))
     assert log.drain()[0].is_resumed
 
 

@@ -34,5 +34,5 @@ class Meters:
 
 def reading_of(scheduler: Scheduler, *, time_s: float, hops: Hops | None = None, ended=()) -> Reading:
     """What a Target would read from this scheduler at `time_s`."""
-    health = Health(0.0, scheduler.num_running, scheduler.num_waiting, scheduler.degraded)
+    health = Health(0.0, scheduler.num_running, scheduler.num_waiting, scheduler.degraded, failed_rounds=0)
     return Reading(time_s, health, scheduler.stats.copy(), hops or Hops(), queue_limit=8, ended=ended)

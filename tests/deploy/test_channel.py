@@ -1,14 +1,16 @@
 """From a Target's engine thread to a Gateway's streams over one connection: whole, together, and never for nothing."""
 
 import asyncio
+import pickle
+import socket
 import threading
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
 from serving.deploy.inlets import Inlets
-from serving.deploy.outlets import Outlets
-from serving.deploy.wire import ChannelLostError, new_name, read_frame
+from serving.deploy.outlets import Outlet, Outlets
+from serving.deploy.wire import ChannelLostError, new_name, notice_silence, read_frame
 from serving.requests import Chunk, Receipt
 
 HOST = "127.0.0.1"
@@ -42,6 +44,26 @@ async def connection(outlets, name):
     yield reader
     writer.close()
     await writer.wait_closed()
+
+
+class Writer:
+    """A connection's other end that keeps the frames; it takes none while `takes` is clear."""
+
+    transport = property(lambda self: self)
+
+    def __init__(self):
+        self.frames = []
+        self.takes, self.written = asyncio.Event(), asyncio.Event()
+        self.takes.set()
+
+    def set_write_buffer_limits(self, high): ...
+
+    def write(self, data):
+        self.frames.append(pickle.loads(data[4:]))
+        self.written.set()
+
+    async def drain(self):
+        await self.takes.wait()
 
 
 async def until_sent(departure, num_tokens):
@@ -144,10 +166,70 @@ async def test_a_gateway_that_goes_loses_its_departures_and_is_forgotten(outlets
             await until_sent(departure, 1)
         with pytest.raises(ChannelLostError):
             await departure.complete()
-    async with connection(outlets, name):  # and comes back
-        await asyncio.sleep(0.01)
+    another = outlets.outlet(name)
+    assert another is not outlet
+    await asyncio.sleep(0.01)
+    assert outlets.outlet(name) is another
+
+
+async def test_a_gateway_that_has_no_requests_is_forgotten_once_it_goes(outlets):
+    name = new_name()
+    outlet = outlets.outlet(name)
+    async with connection(outlets, name) as reader:
+        with departures(outlet, "a"):
+            outlet.put(chunk("a", 0))
+            await read_frame(reader)
+        assert outlets.outlet(name) is outlet
     await asyncio.sleep(0.01)
     assert outlets.outlet(name) is not outlet
+
+
+async def test_a_gateway_that_never_connects_is_not_waited_for_for_ever(tidy_loop):
+    outlet = Outlet(connect_s=0.05)
+    with departures(outlet, "a") as (departure,):
+        outlet.put(chunk("a", 0, last=True))
+        with pytest.raises(ChannelLostError):
+            await asyncio.wait_for(departure.complete(), 5)
+
+
+async def test_a_connection_may_last_longer_than_one_is_waited_for(tidy_loop):
+    outlet, writer = Outlet(connect_s=0.05), Writer()
+    connected = asyncio.create_task(outlet.send_to(asyncio.StreamReader(), writer))
+    with departures(outlet, "a") as (departure,):
+        await asyncio.sleep(0.1)
+        outlet.put(chunk("a", 0, last=True))
+        await asyncio.wait_for(departure.complete(), 5)
+    connected.cancel()
+
+
+async def test_what_a_connection_was_to_carry_never_leaves_by_its_successor(tidy_loop):
+    outlet, former, later = Outlet(), Writer(), Writer()
+    former.takes.clear()
+    with departures(outlet, "a") as (lost,):
+        outlet.put(chunk("a", 0))
+        connections = [asyncio.create_task(outlet.send_to(asyncio.StreamReader(), former))]
+        await former.written.wait()
+        outlet.put(chunk("a", 1, last=True))
+        connections.append(asyncio.create_task(outlet.send_to(asyncio.StreamReader(), later)))
+        await asyncio.sleep(0)
+        with departures(outlet, "b") as (departure,):  # begins while the former connection still ends
+            outlet.put(chunk("b", 0, last=True))
+            await asyncio.wait_for(departure.complete(), 5)
+        with pytest.raises(ChannelLostError):
+            await asyncio.wait_for(lost.complete(), 5)
+    assert [[c.request_id for c in frame] for frame in later.frames] == [["b"]]
+    for connection in connections:
+        connection.cancel()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such limit")
+async def test_a_connection_that_cannot_deliver_breaks_by_itself(outlets):
+    _, writer = await asyncio.open_connection(*outlets.address)
+    notice_silence(writer)
+    limit_ms = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    writer.close()
+    await writer.wait_closed()
+    assert limit_ms == 10_000
 
 
 async def test_after_a_loss_the_next_request_connects_anew(outlets, inlets):

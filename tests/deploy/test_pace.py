@@ -4,14 +4,17 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from serving.decode.engine import Engine
+from serving.decode.engine import Engine, Health
 from serving.decode.limits import SchedulerLimits
+from serving.decode.stats import EngineStats
 from serving.deploy.inlets import Inlets
 from serving.deploy.outlets import Outlets
-from serving.deploy.target import StalledError, admitted, raise_if_stalled
+from serving.deploy.target import StalledError, TargetReplica, admitted, raise_if_stalled
 from serving.protocols import ScoreRequest
 from serving.requests import Chunk
 from serving.types import ScoreTable
@@ -55,6 +58,23 @@ def test_case_34_a_blocked_loop_is_unhealthy_and_recovers() -> None:
         pass
     raise_if_stalled(engine.health, limit_s=LIMIT_S)
     engine.stop()
+
+
+def test_case_34_an_engine_whose_rounds_keep_failing_is_unhealthy() -> None:
+    health = Health(stalled_s=0.0, num_running=0, num_waiting=0, degraded=False, failed_rounds=2)
+    raise_if_stalled(health, limit_s=LIMIT_S)
+    with pytest.raises(StalledError, match="3 rounds in a row have failed"):
+        raise_if_stalled(replace(health, failed_rounds=3), limit_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ready"),
+    [({}, True), ({"failed_rounds": 2}, True), ({"failed_rounds": 3}, False), ({"stalled_s": 1.0}, False)],
+)
+async def test_case_34_what_is_unhealthy_is_not_ready(fields: dict[str, float], ready: bool) -> None:
+    health = replace(Health(stalled_s=0.0, num_running=0, num_waiting=0, degraded=False, failed_rounds=0), **fields)
+    me = SimpleNamespace(_engine=SimpleNamespace(health=health, stats=EngineStats()), _stall_limit_s=LIMIT_S)
+    assert (await TargetReplica.status(me)).ready == ready
 
 
 def test_case_34_a_burst_of_500_requests_is_healthy() -> None:

@@ -1,5 +1,6 @@
 """From scripted rounds to what the metrics show."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -83,20 +84,30 @@ def test_without_drafts_no_rate_is_claimed(publisher, meters):
     scheduler = make_scheduler(ScriptedModel(arithmetic), ScriptedDrafter(lambda _: []))
     run(scheduler)
     publisher.publish(reading_of(scheduler, time_s=0.0))
-    assert not {m.ACCEPTANCE_RATE.name, m.ACCEPTED_LENGTH.name, m.HOP_MS.name} & meters.gauges.keys()
+    assert all(math.isnan(meters.gauges[metric.name]) for metric in (m.ACCEPTANCE_RATE, m.ACCEPTED_LENGTH, m.HOP_MS))
     assert meters.counts[m.DRAFTS_EMPTY.name, None] == 13
 
 
 def test_shares_are_of_the_last_minute(publisher, meters):
     scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
     hops = [Hops(10, 0.5, 0.2), Hops(20, 0.7, 0.3), Hops(20, 0.7, 0.3)]
+    shown = []
     for number, sums in enumerate(hops):
         publisher.publish(reading_of(scheduler, time_s=number * WINDOW_S, hops=sums))
-        if number == 0:
-            assert meters.gauges[m.HOP_MS.name] == pytest.approx(30.0)
-            assert meters.gauges[m.DRAFT_MS.name] == pytest.approx(20.0)
-    assert meters.gauges[m.HOP_MS.name] == pytest.approx(10.0)
-    assert meters.gauges[m.DRAFT_MS.name] == pytest.approx(10.0)
+        shown.append((meters.gauges[m.HOP_MS.name], meters.gauges[m.DRAFT_MS.name]))
+    assert shown[:2] == [pytest.approx((30.0, 20.0)), pytest.approx((10.0, 10.0))]
+    assert all(math.isnan(share) for share in shown[2])  # no call in the last minute
+
+
+def test_a_share_ends_with_what_it_is_of(publisher, meters):
+    scheduler = make_scheduler(ScriptedModel(arithmetic), oracle(arithmetic))
+    run(scheduler)
+    for number in range(3):
+        publisher.publish(reading_of(scheduler, time_s=number * WINDOW_S))
+    assert math.isnan(meters.gauges[m.ACCEPTANCE_RATE.name])
+    run(scheduler)
+    publisher.publish(reading_of(scheduler, time_s=3 * WINDOW_S))
+    assert meters.gauges[m.ACCEPTANCE_RATE.name] == 1.0
 
 
 def test_a_slim_verifiers_hop_is_its_own(publisher, meters):

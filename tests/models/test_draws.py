@@ -75,6 +75,21 @@ def test_the_kernel_draws_what_torch_draws(sampling: Sampling, monkeypatch: pyte
             assert torch.equal(draw(rows, wanted, id_map), by_kernel)
 
 
+def test_torch_draws_from_many_rows_what_it_draws_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    rows = torch.randn(5, 300) * 2
+    rows[3, 17:] = -math.inf
+    wanted = [RowDraw(i % 5, FILTERS[i % len(FILTERS)], noise_keys(4, i)) for i in range(400)]
+    monkeypatch.setattr(draws, "kernels_for", lambda _: None)
+    assert torch.equal(draw(rows, wanted, None), torch.cat([draw(rows, [one], None) for one in wanted]))
+
+
+def test_torch_draws_without_waiting_for_the_device() -> None:
+    """A tensor without values is one that nobody can wait for."""
+    wanted = [RowDraw(i % 4, sampling, noise_keys(4, i)) for i, sampling in enumerate(FILTERS)]
+    assert draw(torch.empty(4, 300, device="meta"), wanted, None).shape == (len(FILTERS),)
+
+
 def test_a_reduced_vocabulary_draws_with_the_noise_of_the_target_ids() -> None:
     full = torch.full((1, 900), -math.inf)
     ids = torch.tensor([5, 17, 400, 899])

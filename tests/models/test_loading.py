@@ -39,10 +39,19 @@ def test_a_folder_loads_and_scores(folder: str) -> None:
     assert table.next_ids[0] == expected.argmax()
 
 
+def test_case_27_the_plan_of_a_second_role_counts_the_first_ones_rows_and_workspace(folder: str) -> None:
+    config, options = tiny_model("llama").config, replace(OPTIONS, role="first")
+    first = plan_memory(config, options)
+    lm = load_packed_lm(folder, options)
+    (reserved,) = [item for item in plan_memory(config, OPTIONS).items if item.role == "first"]
+    assert reserved.num_bytes == lm.store.untouched_bytes + first.bytes_for("workspace")
+    assert lm.store.untouched_bytes == first.bytes_for("KV rows")
+
+
 def test_the_plan_counts_weights_rows_and_workspace_without_loading() -> None:
     network = tiny_model("llama")
     plan = plan_memory(network.config, OPTIONS)
-    sizes = {item.purpose: item.num_bytes for item in plan.items}
+    sizes = {item.purpose: item.num_bytes for item in plan.items if item.role == "target"}
     assert sizes["weights"] == 4 * sum(p.numel() for p in network.parameters())
     assert sizes["KV rows"] == 4 * 3 * 2 * 2 * 16 * 2 * (100 + 4 + 1)  # bytes, layers, k and v, heads, dim, rows, slots
     assert plan.fits

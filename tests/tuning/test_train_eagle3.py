@@ -14,6 +14,7 @@ from serving.models.eagle3_lm import load_eagle3_lm
 from serving.models.hf_decoder import HFDecoder
 from serving.models.kv_store import KVStore
 from serving.models.loading import LoadOptions
+from serving.models.memory_plan import MemoryPlan
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.protocols import DraftRequest, ScoreRequest
 from serving.types import Ids
@@ -100,9 +101,10 @@ def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue
     assert json.loads((tmp_path / "out" / "eagle3.json").read_text())["recipe"]["steps_ahead"] == 3
     model = target(feature_layers=LAYERS)
     options = LoadOptions(
-        role="drafter", dtype="float32", num_rows=2, max_length=CAPACITY, prefill_chunk=64, vocab_size=VOCAB
+        role="head", dtype="float32", num_rows=2, max_length=CAPACITY, prefill_chunk=64, vocab_size=VOCAB
     )
     lm = load_eagle3_lm(str(tmp_path / "out"), target=str(tmp_path / "base"), features=model, options=options)
+    assert "head" in {item.role for item in MemoryPlan.on(torch.device("cpu"), ()).items}  # its rows count for others
     drafter = ModelDrafter(lm, max_length=CAPACITY, source="eagle3")
     accepted = []
     for number, dialogue in enumerate(dialogues):
