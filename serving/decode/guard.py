@@ -6,8 +6,9 @@ account of gains and costs, which starts with a small credit and earns an allowa
 balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
 allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
 
-A session's first draft has its whole text read first. What its round takes longer than drafts do is an investment of
-all sessions, which `decode/reading.py` bounds, and no loss of that round.
+A drafter that was not asked for a while reads what it missed before it drafts, the whole prompt at first. What such a
+round takes longer than drafting is an investment of all sessions, which `decode/reading.py` bounds, and no loss of that
+round. So rounds without drafts do not make the next attempt dearer for the session.
 
 Where drafts have not paid lately, in whatever session, new sessions get no credit and first save up for one attempt;
 every so many get it all the same, so that a drafter which has become good is found out.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.decode.costs import CostModel
-from serving.decode.reading import ReadingFund
+from serving.decode.reading import UNKNOWN_COST, ReadingFund, ReadingPace
 from serving.types import Draft, DraftLimits
 
 # A session starts as if it had tried so many draft tokens, accepted at the rate of all sessions lately.
@@ -35,14 +36,17 @@ CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
 _TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
-_MOST_RISE = 4.0  # a draft that was held up is no measure of the others
+_MOST_RISE = 4.0  # a draft, or a reading, that was held up is no measure of the others
 
 
 class DraftPolicy(Protocol):
     """Decides K for each session and round."""
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
-        """The most tokens to draft for a session in the coming round; where `most` is 0 nothing is asked for."""
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+        """The most tokens to draft for a session in the coming round; where `most` is 0 nothing is asked for.
+
+        `num_tokens` is the length of its text, prompt included.
+        """
         ...
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
@@ -66,7 +70,7 @@ class FixedDrafts:
     def __init__(self, max_draft: int) -> None:
         self._max_draft = max_draft
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
         return DraftLimits(self._max_draft, self._max_draft)
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
@@ -84,24 +88,44 @@ class FixedDrafts:
 
 @dataclass
 class _Account:
-    """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens."""
+    """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens.
+
+    `length` is that of its text, `num_read` what of it the drafter has read. A reading that is under way has
+    `num_unread` positions, of which the fund has paid `read_s`.
+    """
 
     tried: float
     accepted: float
     balance: float
-    is_reading: bool = False
-    has_drafted: bool = False
+    length: int = 0
+    num_read: int = 0
+    num_unread: int = 0
+    read_s: float = 0.0
+    is_behind: bool = True
 
     @property
     def acceptance(self) -> float:
         """Probability that a draft token is accepted once those before it are."""
         return self.accepted / self.tried
 
+    def grow(self, length: int) -> None:
+        """The text has now `length` tokens."""
+        self.length = length
+        if self.read_s == 0.0:
+            self.num_unread = max(1, length - self.num_read)
+
+    def catch_up(self) -> None:
+        """The drafter has read the whole text."""
+        self.num_read, self.read_s, self.is_behind = self.length, 0.0, False
+
 
 class Guard:
-    """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only."""
+    """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only.
 
-    def __init__(self, costs: CostModel, *, max_draft: int) -> None:
+    `token_s` is what drafting a token takes by a measurement at start-up; 0 where that is next to nothing, or unknown.
+    """
+
+    def __init__(self, costs: CostModel, *, max_draft: int, token_s: float = 0.0) -> None:
         self._costs = costs
         self._max_draft = max_draft
         self._accounts: dict[str, _Account] = {}
@@ -110,23 +134,24 @@ class Guard:
         self._gain = 0.0
         self._cost = 0.0
         self._fund = ReadingFund(CREDIT)
-        self._read_s = 0.0
+        self._pace = ReadingPace()
+        self._position_s = 0.0  # of the texts that were read in the last round
         self._ask_s = 0.0
-        self._token_s = 0.0
+        self._token_s = token_s
         self._rows = 0
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
-        limit = self.limit(session_id, batch_size)
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+        limit = self.limit(session_id, batch_size, num_tokens)
         return DraftLimits(limit, limit)
 
-    def limit(self, session_id: str, batch_size: int) -> int:
+    def limit(self, session_id: str, batch_size: int, num_tokens: int) -> int:
         """K of a drafter with one source."""
         account = self._account(session_id)
+        account.grow(num_tokens)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
         self._fund.earn(ALLOWANCE)
-        if account.balance < 0.0:
-            return 0
-        if not account.has_drafted and not self._fund.grant(has_begun=account.is_reading):
+        if not self._may_draft(account, batch_size):
+            account.is_behind = True
             return 0
         rows = max(self._rows, batch_size)
         drafting = self._costs.plain_tokens(self._token_s, batch_size)
@@ -138,11 +163,16 @@ class Guard:
             return self._max_draft
         return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
 
+    def fall_behind(self, session_id: str) -> None:
+        """The session's round was drafted for by somebody else."""
+        self._account(session_id).is_behind = True
+
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
         account, num_drafted = self._account(session_id), len(draft)
-        if not account.has_drafted:
-            self._fund.pay(min(_MOST_ASKED, self._costs.plain_tokens(self._read_s, batch_size)))
-            account.is_reading, account.has_drafted = True, num_drafted > 0
+        if account.is_behind:
+            self._charge_reading(account, batch_size)
+        if _num_steps(draft):
+            self._end_reading(account)
         if num_drafted:
             tried = min(num_drafted, num_accepted + 1)
             account.tried = _MEMORY * account.tried + tried
@@ -158,12 +188,12 @@ class Guard:
 
     def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         self._fund.end_round()
-        num_drafted, num_reading = sum(map(len, drafts.values())), sum(map(self._reads, drafts))
-        steps_s = min(draft_s, self._token_s * num_drafted) if num_reading else draft_s
-        self._read_s = (draft_s - steps_s) / num_reading if num_reading else 0.0
+        num_steps, num_unread = sum(map(_num_steps, drafts.values())), sum(map(self._num_unread, drafts))
+        steps_s = min(draft_s, self._token_s * num_steps) if num_unread else draft_s
+        self._position_s = (draft_s - steps_s) / num_unread if num_unread else 0.0
         self._ask_s = steps_s / len(drafts) if drafts else 0.0
-        if num_drafted and not num_reading:
-            seconds = draft_s / num_drafted
+        if num_steps and not num_unread:
+            seconds = draft_s / num_steps
             known = self._token_s or seconds
             self._token_s = known + _TOKEN_SMOOTHING * (min(seconds, _MOST_RISE * known) - known)
 
@@ -174,10 +204,41 @@ class Guard:
     def forget(self, session_id: str) -> None:
         self._accounts.pop(session_id, None)
 
-    def _reads(self, session_id: str) -> bool:
-        """Whether the drafter may still be reading the session's text: nothing was drafted for it before."""
+    def _may_draft(self, account: _Account, batch_size: int) -> bool:
+        """Whether the session can afford an attempt, and all sessions the reading that comes before it."""
+        if account.balance < 0.0:
+            return False
+        if not account.is_behind:
+            return True
+        left_s = max(0.0, self._expected_s(account, batch_size) - account.read_s)
+        return self._fund.grant(self._costs.plain_tokens(left_s, batch_size))
+
+    def _expected_s(self, account: _Account, batch_size: int) -> float:
+        """What the session's reading is expected to take as a whole."""
+        seconds = self._pace.seconds(account.num_unread)
+        return self._unknown_s(batch_size) if seconds is None else seconds
+
+    def _unknown_s(self, batch_size: int) -> float:
+        return UNKNOWN_COST / self._costs.plain_tokens(1.0, batch_size)
+
+    def _charge_reading(self, account: _Account, batch_size: int) -> None:
+        """The fund pays, up to a multiple of what was expected; a session that reads on and on pays the rest."""
+        seconds = self._position_s * account.num_unread
+        most_s = max(self._unknown_s(batch_size), _MOST_RISE * self._expected_s(account, batch_size))
+        paid_s = min(seconds, max(0.0, most_s - account.read_s))
+        account.read_s += paid_s
+        self._fund.pay(self._costs.plain_tokens(paid_s, batch_size))
+        account.balance -= min(_MOST_ASKED, self._costs.plain_tokens(seconds - paid_s, batch_size))
+
+    def _end_reading(self, account: _Account) -> None:
+        if account.is_behind:
+            self._pace.record(account.num_unread, account.read_s)
+        account.catch_up()
+
+    def _num_unread(self, session_id: str) -> int:
+        """Positions that the drafter reads beyond those of a step; 0 where it follows the session."""
         account = self._accounts.get(session_id)
-        return account is not None and not account.has_drafted
+        return account.num_unread if account is not None and account.is_behind else 0
 
     def _account(self, session_id: str) -> _Account:
         if session_id not in self._accounts:
@@ -186,3 +247,8 @@ class Guard:
             balance = CREDIT if has_credit else -min(_MOST_OWED, self._cost)
             self._accounts[session_id] = _Account(_PRIOR_TRIED, _PRIOR_TRIED * self._acceptance, balance)
         return self._accounts[session_id]
+
+
+def _num_steps(draft: Draft) -> int:
+    """Steps of the drafter: one that found its token too doubtful took as long as the others."""
+    return max(len(draft), draft.num_passes)

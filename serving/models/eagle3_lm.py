@@ -9,12 +9,14 @@ is special: the positions it missed are read, with the target's features, when i
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from serving.models.eagle3 import NUM_FEATURES
 from serving.models.eagle3_checkpoint import load_eagle3
 from serving.models.eagle3_runner import Eagle3Runner, kv_shape, runner_of
 from serving.models.kv_store import KVStore, Row
@@ -23,12 +25,13 @@ from serving.models.memory_plan import MemoryPlan, PlannedItem, available_bytes
 from serving.models.packed import Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
-from serving.types import Ids, ScoreTable
+from serving.types import Ids, ScoreTable, as_ids
 
 log = logging.getLogger(__name__)
 
 # Outputs kept for each row: as many positions may stand on stand-ins (a tier's unverified tokens and a draft).
 _KEPT = 128
+_WARM_UP = 64  # positions
 
 
 class FeatureSource(Protocol):
@@ -176,8 +179,30 @@ def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options:
     )  # fmt: skip
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
-    store = KVStore([shape], options.num_rows, options.capacity, dtype, device)
-    return Eagle3LM(
-        runner_of(head, max_length=options.capacity), store, features, target_ids=head.target_ids.to(device),
-        hidden=head.config.hidden_size, with_logsumexp=options.with_logsumexp,
+    lm_with = partial(
+        Eagle3LM,
+        runner_of(head, max_length=options.capacity),
+        KVStore([shape], options.num_rows, options.capacity, dtype, device),
+        target_ids=head.target_ids.to(device), hidden=head.config.hidden_size, with_logsumexp=options.with_logsumexp,
     )  # fmt: skip
+    _warm_up(lm_with(features=_NoTarget(NUM_FEATURES * head.config.target_hidden_size)), options.capacity)
+    return lm_with(features=features)
+
+
+class _NoTarget:
+    """Features that say nothing, of any text."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
+        return torch.zeros(len(ids) - start, self._width)
+
+
+def _warm_up(lm: Eagle3LM, capacity: int) -> None:
+    """Read a prompt and take one step, so that the first request does not pay for what happens once."""
+    ids = as_ids([1] * min(_WARM_UP, capacity))
+    lm.open("warm-up", ids)
+    for length in (len(ids) - 1, len(ids)):
+        lm.score([ScoreRequest("warm-up", ids[:length])])
+    lm.close("warm-up")
