@@ -153,15 +153,26 @@ class Guard:
         if not self._may_draft(account, batch_size):
             account.is_behind = True
             return 0
-        rows = max(self._rows, batch_size)
-        drafting = self._costs.plain_tokens(self._token_s, batch_size)
-        price = max(self._costs.next_price(batch_size, rows) + drafting, _LEAST_PRICE)
+        price = max(self._token_price(batch_size), _LEAST_PRICE)
         acceptance = account.acceptance
         if acceptance <= price:
             return min(1, self._max_draft)  # a trial: too dear by what is known so far
         if acceptance >= 1.0:
             return self._max_draft
         return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
+
+    def row_price(self, batch_size: int) -> float:
+        """What one row more for each session costs, in tokens."""
+        return self._costs.next_price(batch_size, max(self._rows, batch_size))
+
+    def rate(self, session_id: str, batch_size: int, num_drafted: int) -> float:
+        """Tokens that a round with a draft of so many is expected to emit, by those of plain decoding in its time."""
+        if num_drafted == 0:
+            return 1.0
+        account = self._account(session_id)
+        emitted = sum(account.acceptance**n for n in range(num_drafted + 1))
+        reading = self._reading_cost(account, batch_size) if account.is_behind else 0.0
+        return emitted / (1.0 + num_drafted * self._token_price(batch_size) + reading)
 
     def fall_behind(self, session_id: str) -> None:
         """The session's round was drafted for by somebody else."""
@@ -210,8 +221,16 @@ class Guard:
             return False
         if not account.is_behind:
             return True
+        return self._fund.grant(self._reading_cost(account, batch_size))
+
+    def _token_price(self, batch_size: int) -> float:
+        """What one drafted token more for each session costs, in tokens."""
+        return self.row_price(batch_size) + self._costs.plain_tokens(self._token_s, batch_size)
+
+    def _reading_cost(self, account: _Account, batch_size: int) -> float:
+        """What is left of the session's reading, in tokens."""
         left_s = max(0.0, self._expected_s(account, batch_size) - account.read_s)
-        return self._fund.grant(self._costs.plain_tokens(left_s, batch_size))
+        return self._costs.plain_tokens(left_s, batch_size)
 
     def _expected_s(self, account: _Account, batch_size: int) -> float:
         """What the session's reading is expected to take as a whole."""

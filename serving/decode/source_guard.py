@@ -22,8 +22,12 @@ class SourceGuard:
         self._lookup_s: float | None = None  # of one session; known once a round did without the model
 
     def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+        num_modelled = self._model.limit(session_id, batch_size, num_tokens)
         limits = DraftLimits(
-            self._cache.limit(session_id, batch_size, num_tokens), self._model.limit(session_id, batch_size, num_tokens)
+            self._cache.limit(session_id, batch_size, num_tokens),
+            num_modelled,
+            model_rate=self._model.rate(session_id, batch_size, num_modelled),
+            row_price=self._model.row_price(batch_size),
         )
         self._limits[session_id] = limits
         return limits
