@@ -40,6 +40,20 @@ def features_of(ids: Ids) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, 3 * TARGET_HIDDEN)
 
 
+class CountingRunner:
+    """`runner`, noting the positions of each pass."""
+
+    def __init__(self, runner: Any, widths: list[int]) -> None:
+        self._runner, self._widths = runner, widths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, g: Tensor, step: Any, store: KVStore) -> Tensor:
+        self._widths.append(len(g))
+        return self._runner.forward(g, step, store)
+
+
 def random_ids(length: int, seed: int) -> Ids:
     return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
 
@@ -50,9 +64,14 @@ def runners(head: Eagle3Head) -> list[Any]:
     return [*found, fastest] if isinstance(fastest, NativeEagle3) else found
 
 
-def make_lm(head: Eagle3Head, runner: Any, features: KnownFeatures, *, num_rows: int = 3) -> Eagle3LM:
+def make_lm(
+    head: Eagle3Head, runner: Any, features: KnownFeatures, *, num_rows: int = 3, prefill_chunk: int = CAPACITY
+) -> Eagle3LM:
     store = KVStore([kv_shape(head)], num_rows, CAPACITY, torch.float32)
-    return Eagle3LM(runner, store, features, target_ids=head.target_ids, hidden=HIDDEN, with_logsumexp=True)
+    return Eagle3LM(
+        runner, store, features, target_ids=head.target_ids, hidden=HIDDEN, prefill_chunk=prefill_chunk,
+        with_logsumexp=True,
+    )  # fmt: skip
 
 
 def expected_token(head: Eagle3Head, ids: Ids, num_known: int) -> int:
@@ -132,6 +151,36 @@ def test_without_features_there_is_no_draft_and_neighbours_go_on() -> None:
         assert short is None
         assert fed is not None
         assert fed.next_ids[0] == expected_token(head, ids, 11)
+
+
+def test_prompts_share_a_chunk_of_positions_a_call_and_who_follows_goes_on() -> None:
+    head, long = tiny_head(9), random_ids(80, 9)
+    other, follower = random_ids(60, 10), random_ids(40, 11)
+    for runner in runners(head):
+        widths: list[int] = []
+        counting = CountingRunner(runner, widths)
+        lm = make_lm(head, counting, KnownFeatures(), prefill_chunk=48)
+        for name, ids in (("follower", follower), ("long", long), ("other", other)):
+            lm.open(name, ids[:0])
+        lm.score([ScoreRequest("follower", follower[:38])])
+        widths.clear()
+        found = []
+        for _ in range(3):
+            requests = [ScoreRequest("long", long), ScoreRequest("follower", follower), ScoreRequest("other", other)]
+            found.append(lm.score(requests))
+        assert [[table is not None for table in tables] for tables in found] == [
+            [False, True, False],
+            [True, True, False],
+            [True, True, True],
+        ]
+        # A chunk of 48 of what is long; a rest of few positions comes on top, as does what a follower lacks. Whoever is
+        # done has its last position read anew, and no output of a part stands in for what is not read.
+        assert widths == [48 + 2, 31 + 1 + 48, 1 + 1 + 11]
+        long_table, _, other_table = found[-1]
+        assert long_table is not None
+        assert other_table is not None
+        assert long_table.next_ids[0] == expected_token(head, long, len(long) - 1)
+        assert other_table.next_ids[0] == expected_token(head, other, len(other) - 1)
 
 
 def test_a_batch_changes_no_row_and_draws_are_coupled_to_position_and_seed() -> None:
