@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from serving.errors import ModelError
 from serving.models.eagle3 import Eagle3Head
@@ -15,7 +16,7 @@ from serving.models.kv_store import KVStore
 from serving.protocols import ScoreRequest
 from serving.requests import Sampling
 from serving.types import Ids
-from tests.models.eagle_heads import DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
+from tests.models.eagle_heads import _LAYER, DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
 from tests.models.tiny import VOCAB
 
 CAPACITY = 96
@@ -244,6 +245,39 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[
     write_head(tiny_head(), tmp_path, layout="speculators", **changes)
     with pytest.raises(ModelError, match=message):
         load_eagle3(str(tmp_path), target="not needed", dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_before_fc": True}, "norm_before_fc=True"),
+        ({"fc_norm": True}, "fc_norm=True"),
+        ({"mystery": 1}, "config key 'mystery'"),
+        ({"eagle_config": {"mystery": 1}}, r"config key 'eagle_config\.mystery'"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, r"eagle_config\.use_aux_hidden_state=False"),
+        ({"eagle_config": {"norm_before_fc": True}}, r"eagle_config\.norm_before_fc=True"),
+        ({"sliding_window": 512}, "sliding_window=512"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+    ],
+)
+def test_nor_is_it_ignored_in_the_authors_layout(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_head(tiny_head(), tmp_path, **changes)
+    with pytest.raises(ModelError, match=message):
+        load_eagle3(str(tmp_path), target="not needed", dtype=torch.float32)
+
+
+def test_what_a_llama_config_says_of_other_things_is_let_pass(tmp_path: Path) -> None:
+    """The whole config of a layer, and what training left in it."""
+    whole = LlamaConfig(**_LAYER).to_dict() | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 9], "use_last_layernorm": True,
+                         "use_aux_hidden_state": True, "use_mtp_layernorm": None, "parallel_draft_step": 1},
+        "torch_dtype": "bfloat16", "rope_theta": 10000.0, "rope_scaling": None, "max_window_layers": 36,
+        "sliding_window": 4096, "use_sliding_window": False,
+    }  # fmt: skip
+    write_head(tiny_head(), tmp_path, **whole)
+    assert read_eagle3_config(str(tmp_path)).feature_layers == (1, 4, 9)
 
 
 def test_unknown_and_missing_tensors_are_refused_by_name(tmp_path: Path) -> None:
