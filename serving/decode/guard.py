@@ -1,10 +1,11 @@
 """How many tokens to draft for each session: as many as pay, none where speculation costs more than it gives.
 
 Everything is counted in tokens that plain decoding would emit in the same time, at the batch size of the round: a
-drafted token costs its row and its share of drafting, an accepted token gives one. Each session has an
-account of gains and costs, which starts with a small credit and earns an allowance a round; it drafts only while its
-balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
-allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
+drafted token costs its row and its share of drafting, an accepted token gives one. Each session has an account of gains
+and costs, which starts with a small credit and earns an allowance a round. It drafts only while its balance is not
+negative or, while drafts pay on the whole, a small debt is covered by what all sessions gained. So K falls as batches
+grow, reaches 0 where drafts do not pay, comes back by trials that the allowance affords, and a session never loses more
+than credit + allowance * rounds + one attempt, and at most _MOST_LENT of what others gained.
 
 A drafter that was not asked for a while reads what it missed before it drafts, the whole prompt at first. What such a
 round takes longer than drafting is an investment of all sessions, which `decode/reading.py` bounds, and no loss of that
@@ -35,6 +36,7 @@ _MOST_OWED = 4.0  # tokens: what a new session saves up for at most
 CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
+_MOST_LENT = 1.0  # tokens of what all gained: a drafter that pays on the whole has runs of bad luck
 _TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
 _MOST_RISE = 4.0  # a draft, or a reading, that was held up is no measure of the others
 
@@ -217,7 +219,8 @@ class Guard:
 
     def _may_draft(self, account: _Account, batch_size: int) -> bool:
         """Whether the session can afford an attempt, and all sessions the reading that comes before it."""
-        if account.balance < 0.0:
+        lent = min(_MOST_LENT, self._fund.savings) if self._gain > 0.0 else 0.0
+        if account.balance < -lent:
             return False
         if not account.is_behind:
             return True

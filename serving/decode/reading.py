@@ -24,6 +24,11 @@ class ReadingFund:
         self._balance = credit
         self._promised = 0.0
 
+    @property
+    def savings(self) -> float:
+        """What all sessions together gained and have not spent, in tokens."""
+        return max(0.0, self._balance)
+
     def earn(self, tokens: float) -> None:
         """An allowance, or what a draft gained; negative where it lost."""
         self._balance = min(_MOST_SAVED, self._balance + tokens)

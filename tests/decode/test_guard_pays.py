@@ -96,6 +96,14 @@ def test_a_head_that_is_right_for_four_tokens_in_ten_pays(seed: int, token_s: fl
     assert machine.ratio < 0.93
 
 
+def test_bad_luck_does_not_put_a_drafter_off_that_pays_on_the_whole() -> None:
+    machine = Machine(make_guard(), seed=9)
+    for number in range(60):
+        machine.serve(str(number), Text())
+    asked = machine.drafts / (machine.tokens / 1.39)
+    assert asked > 0.9
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_missed_rounds_do_not_make_the_next_trial_dearer(seed: int) -> None:
     """One session whose text turns from hopeless to predictable: it is found out however long it was left off."""
