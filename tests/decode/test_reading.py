@@ -15,7 +15,7 @@ from serving.decode.guard import ALLOWANCE, CREDIT, Guard
 from serving.types import EMPTY_DRAFT, Draft, as_ids
 
 COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
-MOST_OWED = 4.0  # tokens, by those that have begun to read
+MOST_OWED = 4.0  # tokens that the fund may be in debt
 MOST_ROUND = 8.0  # tokens: the dearest draft of these tests, beyond its reading
 
 
