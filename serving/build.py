@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
 _TIMINGS = 5
-_MEASURED_TEXT = 8  # tokens
+_MEASURED_TEXT = 2  # tokens: the shortest that a sequence may be limited to
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from serving.build import drafted_token_s
 from serving.drafters.hybrid import HybridDrafter
+from serving.drafters.model import ModelDrafter
 from serving.drafters.ready import ReadyDrafts
 from serving.drafters.suffix import SuffixDrafter
 from serving.memory.suffix import SuffixCache
+from serving.models.eagle3_lm import Eagle3LM
+from serving.models.eagle3_runner import TorchEagle3, kv_shape
+from serving.models.kv_store import KVStore
 from serving.protocols import DraftRequest, Outcome
 from serving.types import Draft, Ids
 from tests.decode.scripted import ScriptedModel, arithmetic
+from tests.models.eagle_heads import HIDDEN, tiny_head
+from tests.models.test_eagle3 import KnownFeatures
 
 STEP_S, READ_S = 0.002, 0.1
 
@@ -61,6 +68,18 @@ def test_a_step_is_measured_without_the_reading_and_nothing_stays_open() -> None
 def test_of_a_hybrid_it_is_the_model_s() -> None:
     hybrid = HybridDrafter(suffix(), Slow(), First(), model_max_draft=4)
     assert drafted_token_s(hybrid, ScriptedModel(arithmetic), max_draft=4) >= STEP_S
+
+
+def test_a_head_over_the_target_s_features_is_measured_like_any_model() -> None:
+    head = tiny_head()
+    store = KVStore([kv_shape(head)], 1, 32, torch.float32)
+    lm = Eagle3LM(
+        TorchEagle3(head, max_length=32), store, KnownFeatures(), target_ids=head.target_ids, hidden=HIDDEN,
+        prefill_chunk=16,
+    )  # fmt: skip
+    drafter = ModelDrafter(lm, max_length=8, source="eagle3")
+    assert drafted_token_s(drafter, ScriptedModel(arithmetic), max_draft=4) > 0.0
+    assert drafter.num_sessions == 0
 
 
 def test_a_look_up_takes_nothing() -> None:
