@@ -20,11 +20,11 @@ from jobs.training import (
 )
 from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
-from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
+from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
 from serving.models.source import resolve_model
 from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import draft_vocabulary
-from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
+from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, check_target, export, new_head, train
 from tuning.train_features import FeatureSet, read_features
 from tuning.train_loop import Checkpoint
 
@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
     """Generate, read features, train, export, measure. Every stage resumes where a killed run stopped."""
     args = parser().parse_args(argv)
     check_training_options(args, steps_ahead=1, shards=1)
+    check_target(skeleton_of(read_config(args.target)), args.target)
     recipe = Eagle3Recipe(
         vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
         steps_ahead=args.steps_ahead, shards=args.shards, seed=args.seed,

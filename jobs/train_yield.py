@@ -33,6 +33,8 @@ from tuning.selfgen import Dialogue, read_dialogues
 from tuning.train_yield import YieldRecipe, train_yield
 from tuning.yield_report import Accuracy, Arms, calibration, importance
 
+_MODELS = {"model", "eagle3"}  # sources that are models
+
 SUMMARY = "train the predictor that chooses between suffix cache and model drafter"
 
 
@@ -172,11 +174,12 @@ def _recorded(args: argparse.Namespace) -> list[Recorded]:
 
 
 def _of_trace(trace: Trace) -> Recorded:
-    """Where each round emitted one token, its draft tells the yield of that position."""
+    """Where each round emitted one token, a model's draft tells its yield there; another source's does not."""
     output = trace.output_ids
     dialogue = Dialogue(trace.prompt_ids, output)
     is_everywhere = all(len(step.emitted_ids) == 1 for step in trace.steps)
-    if not is_everywhere or not any(step.draft_ids for step in trace.steps):
+    sources = {step.source for step in trace.steps if step.draft_ids}
+    if not is_everywhere or not sources or not sources <= _MODELS:
         return Recorded(dialogue, trace.task)
     return Recorded(dialogue, trace.task, draft_yields(trace.steps, output))
 

@@ -21,9 +21,17 @@ from serving.decode.scheduler import Scheduler
 from serving.decode.source_guard import SourceGuard
 from serving.drafters.chooser import Chooser
 from serving.models.tokenizer import ChatTokenizer
-from serving.protocols import Drafter, ReadFeatures, RemoteModel, ScoreRequest, ScoringModel, Verifier
+from serving.protocols import (
+    Drafter,
+    DraftRequest,
+    ReadFeatures,
+    RemoteModel,
+    ScoreRequest,
+    ScoringModel,
+    Verifier,
+)
 from serving.rules.book import RuleBook
-from serving.types import as_ids
+from serving.types import DraftLimits, as_ids
 from serving.verifiers.full import FullVerifier
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
 _TIMINGS = 5
+_MEASURED_TEXT = 2  # tokens: the shortest that a sequence may be limited to
 
 
 @dataclass(frozen=True)
@@ -94,14 +103,14 @@ def build(
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
-    is_guarded = profile.engine.guard and profile.max_draft > 0
+    drafter = remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target, chooser=chooser)
     scheduler = Scheduler(
         verifier=_verifier(profile, target, remote.slim),
-        drafter=remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target, chooser=chooser),
+        drafter=drafter,
         decode=tokenizer.decode,
         limits=limits,
         grouping=Grouping(shares_cores=remote.drafter is None),
-        policy=_guard(target, profile) if is_guarded else FixedDrafts(profile.max_draft),
+        policy=_policy(profile, target, drafter, is_local=remote.drafter is None),
         rules=rules,
     )
     reads = partial(feature_rows, target) if layers else None
@@ -125,23 +134,49 @@ def scheduler_limits(profile: Profile) -> SchedulerLimits:
     )
 
 
-def _guard(target: ScoringModel, profile: Profile) -> DraftPolicy:
-    """Costs by passes over one sequence: what a row costs hardly depends on whose it is."""
+def _policy(profile: Profile, target: ScoringModel, drafter: Drafter, *, is_local: bool) -> DraftPolicy:
+    """A drafter elsewhere may not be in reach yet: what its drafts take is found out when they come."""
+    if not profile.engine.guard or profile.max_draft == 0:
+        return FixedDrafts(profile.max_draft)
+    costs = _pass_costs(target, profile)
+
+    def guard_of(max_draft: int) -> Guard:
+        token_s = drafted_token_s(drafter, target, max_draft=max_draft) if is_local else 0.0
+        return Guard(CostModel(costs), max_draft=max_draft, token_s=token_s)
+
+    match profile.drafter:
+        case HybridDrafter(cache=cache, model=model):
+            by_look_up = Guard(CostModel(costs), max_draft=cache.max_draft)
+            return SourceGuard(cache=by_look_up, model=guard_of(model.max_draft))
+        case _:
+            return guard_of(profile.max_draft)
+
+
+def drafted_token_s(drafter: Drafter, target: ScoringModel, *, max_draft: int) -> float:
+    """Seconds that the model of `drafter` takes for a token, alone and with a short text; 0 where there is no model."""
+    ids = as_ids([1] * _MEASURED_TEXT)
+    asked = DraftRequest("measure", ids, len(ids), max_draft, max_by_source=DraftLimits(cache=0, model=max_draft))
+    target.open("measure", ids)
+    target.score([ScoreRequest("measure", ids)])  # the features of its text are the target's
+    seconds = []
+    for _ in range(1 + _TIMINGS):
+        started = time.perf_counter()
+        (draft,) = drafter.start([asked]).result()
+        seconds.append((time.perf_counter() - started) / max(1, draft.num_passes))
+    drafter.close("measure", None)
+    target.close("measure")
+    return statistics.median(seconds[1:]) if draft.num_passes else 0.0  # the first has the text read
+
+
+def _pass_costs(target: ScoringModel, profile: Profile) -> dict[int, float]:
+    """Seconds by rows, of passes over one sequence: what a row costs hardly depends on whose it is."""
     most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
     counts = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= max(2, most)]
     seconds: dict[int, list[float]] = {rows: [] for rows in counts}
     for _ in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
         for rows in counts:
             seconds[rows].append(_pass_s(target, rows))
-    costs = {rows: statistics.median(found) for rows, found in seconds.items()}
-    match profile.drafter:
-        case HybridDrafter(cache=cache, model=model):
-            return SourceGuard(
-                cache=Guard(CostModel(costs), max_draft=cache.max_draft),
-                model=Guard(CostModel(costs), max_draft=model.max_draft),
-            )
-        case _:
-            return Guard(CostModel(costs), max_draft=profile.max_draft)
+    return {rows: statistics.median(found) for rows, found in seconds.items()}
 
 
 def _pass_s(model: ScoringModel, rows: int) -> float:

@@ -71,15 +71,19 @@ ModelArm: TypeAlias = Annotated[ModelDrafter | Eagle3Drafter, Field(discriminato
 
 
 class YieldChooser(_Frozen):
-    """The cache's draft where its predicted yield exceeds `tau` tokens; .inf is model-only, -.inf cache-only."""
+    """The cache's draft where its predicted yield exceeds `tau` tokens; .inf is model-only, -.inf cache-only.
+
+    `measured`: where it would emit more in its time than the model's draft, by what the guard has measured in this
+    session. Without a guard that is any yield above 0.
+    """
 
     kind: Literal["yield"] = "yield"
     predictor: str = Field(default="smollm2-135m-yield", description="shipped name, or folder made by train-yield")
-    tau: float = Field(default=6.0, allow_inf_nan=True)
+    tau: Annotated[float, Field(allow_inf_nan=True)] | Literal["measured"] = 6.0
 
     @field_validator("tau")
     @classmethod
-    def _is_a_number(cls, tau: float) -> float:
+    def _is_a_number(cls, tau: float | Literal["measured"]) -> float | Literal["measured"]:
         if tau != tau:
             raise ValueError("must be a number, .inf or -.inf")
         return tau

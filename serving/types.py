@@ -57,10 +57,16 @@ EMPTY_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """The most tokens to draft in a round, by what drafting costs: a look-up next to nothing, a model its passes."""
+    """The most tokens to draft in a round, by what drafting costs: a look-up next to nothing, a model its passes.
+
+    `model_rate` is what a round with a draft of the model is expected to emit, and `row_price` what each row of a draft
+    costs, both in the tokens that plain decoding emits in the same time. As they stand where nothing was measured.
+    """
 
     cache: int
     model: int
+    model_rate: float = 1.0
+    row_price: float = 0.0
 
     @property
     def most(self) -> int:

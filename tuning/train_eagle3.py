@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
+from serving.errors import ModelError
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.eagle3_checkpoint import CARD
 from serving.models.hf_decoder import final_logits
@@ -31,6 +32,11 @@ from tuning.train_unroll import Unroll
 # Spread of new weights, in shares of 1 / sqrt(inputs): features of the lower layers, and the next token's embedding.
 _FEATURE_STD = 0.1
 _EMBEDDING_STD = 1.0
+# What a head takes over from a layer of its target.
+_LAYER_PARTS = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    "input_layernorm", "post_attention_layernorm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,20 @@ class TargetHead:
         """[n, Vd]: the target's next-token distribution within the draft vocabulary, of hidden [n, Ht]."""
         with torch.no_grad():
             return torch.softmax(final_logits(F.linear(self._norm(hidden), self._rows), self._config), dim=-1)
+
+
+def check_target(network: Network, model: str) -> None:
+    """Raise ModelError where no head can start from the last layer of `model`. `network` may be without weights."""
+    last, text = network.get_decoder().layers[-1], network.config.get_text_config()
+    parts, target = dict(last.named_modules()), f"EAGLE-3 target {model!r} of type {network.config.model_type!r}"
+    for name in _LAYER_PARTS:
+        if name not in parts:
+            raise ModelError(f"{target}: its layers have no {name!r}, which a head starts from")
+    activation = getattr(text, "hidden_activation", None) or text.hidden_act
+    if activation != "silu":
+        raise ModelError(f"{target}: its MLP's activation must be 'silu', got {activation!r}")
+    if any(name.endswith("bias") for name, _ in last.mlp.named_parameters()):
+        raise ModelError(f"{target}: its MLP has biases, a head's has none")
 
 
 def new_head(network: Network, target_ids: Tensor) -> Eagle3Head:
@@ -234,7 +254,8 @@ class _Objective:
             batch.features[row, :n] = example.features[:n]
             batch.next_ids[row, :n] = example.ids[1 : n + 1]
             batch.probs[row, :n] = self._target.probs(example.hidden[1 : n + 1])
-            first = example.num_prompt - 2  # the entry that predicts the answer's first token
+            # The entry that predicts the answer's first token; the first of all where there is no such entry.
+            first = min(max(0, example.num_prompt - 2), n)
             batch.weights[row, :first] = self._recipe.prompt_weight
             # What the target says is a label; a token outside the draft vocabulary cannot be drafted anyway.
             batch.weights[row, first : n - 1] = self._is_known[example.ids[first + 2 : n + 1]].float()

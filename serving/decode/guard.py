@@ -1,13 +1,15 @@
 """How many tokens to draft for each session: as many as pay, none where speculation costs more than it gives.
 
 Everything is counted in tokens that plain decoding would emit in the same time, at the batch size of the round: a
-drafted token costs its row and its share of drafting, an accepted token gives one. Each session has an
-account of gains and costs, which starts with a small credit and earns an allowance a round; it drafts only while its
-balance is not negative. So K falls as batches grow, reaches 0 where drafts do not pay, comes back by trials that the
-allowance affords, and a session never loses more than credit + allowance * rounds + one attempt.
+drafted token costs its row and its share of drafting, an accepted token gives one. Each session has an account of gains
+and costs, which starts with a small credit and earns an allowance a round. It drafts only while its balance is not
+negative or, while drafts pay on the whole, a small debt is covered by what all sessions gained. So K falls as batches
+grow, reaches 0 where drafts do not pay, comes back by trials that the allowance affords, and a session never loses more
+than credit + allowance * rounds + one attempt, and at most _MOST_LENT of what others gained.
 
-A session's first draft has its whole text read first. What its round takes longer than drafts do is an investment of
-all sessions, which `decode/reading.py` bounds, and no loss of that round.
+A drafter that was not asked for a while reads what it missed before it drafts, the whole prompt at first. What such a
+round takes longer than drafting is an investment of all sessions, which `decode/reading.py` bounds, and no loss of that
+round. So rounds without drafts do not make the next attempt dearer for the session.
 
 Where drafts have not paid lately, in whatever session, new sessions get no credit and first save up for one attempt;
 every so many get it all the same, so that a drafter which has become good is found out.
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.decode.costs import CostModel
-from serving.decode.reading import ReadingFund
+from serving.decode.reading import UNKNOWN_COST, ReadingFund, ReadingPace
 from serving.types import Draft, DraftLimits
 
 # A session starts as if it had tried so many draft tokens, accepted at the rate of all sessions lately.
@@ -34,15 +36,19 @@ _MOST_OWED = 4.0  # tokens: what a new session saves up for at most
 CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
+_MOST_LENT = 1.0  # tokens of what all gained: a drafter that pays on the whole has runs of bad luck
 _TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
-_MOST_RISE = 4.0  # a draft that was held up is no measure of the others
+_MOST_RISE = 4.0  # a draft, or a reading, that was held up is no measure of the others
 
 
 class DraftPolicy(Protocol):
     """Decides K for each session and round."""
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
-        """The most tokens to draft for a session in the coming round; where `most` is 0 nothing is asked for."""
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+        """The most tokens to draft for a session in the coming round; where `most` is 0 nothing is asked for.
+
+        `num_tokens` is the length of its text, prompt included.
+        """
         ...
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
@@ -66,7 +72,7 @@ class FixedDrafts:
     def __init__(self, max_draft: int) -> None:
         self._max_draft = max_draft
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
         return DraftLimits(self._max_draft, self._max_draft)
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
@@ -84,24 +90,44 @@ class FixedDrafts:
 
 @dataclass
 class _Account:
-    """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens."""
+    """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens.
+
+    `length` is that of its text, `num_read` what of it the drafter has read. A reading that is under way has
+    `num_unread` positions, of which the fund has paid `read_s`.
+    """
 
     tried: float
     accepted: float
     balance: float
-    is_reading: bool = False
-    has_drafted: bool = False
+    length: int = 0
+    num_read: int = 0
+    num_unread: int = 0
+    read_s: float = 0.0
+    is_behind: bool = True
 
     @property
     def acceptance(self) -> float:
         """Probability that a draft token is accepted once those before it are."""
         return self.accepted / self.tried
 
+    def grow(self, length: int) -> None:
+        """The text has now `length` tokens."""
+        self.length = length
+        if self.read_s == 0.0:
+            self.num_unread = max(1, length - self.num_read)
+
+    def catch_up(self) -> None:
+        """The drafter has read the whole text."""
+        self.num_read, self.read_s, self.is_behind = self.length, 0.0, False
+
 
 class Guard:
-    """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only."""
+    """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only.
 
-    def __init__(self, costs: CostModel, *, max_draft: int) -> None:
+    `token_s` is what drafting a token takes by a measurement at start-up; 0 where that is next to nothing, or unknown.
+    """
+
+    def __init__(self, costs: CostModel, *, max_draft: int, token_s: float = 0.0) -> None:
         self._costs = costs
         self._max_draft = max_draft
         self._accounts: dict[str, _Account] = {}
@@ -110,27 +136,26 @@ class Guard:
         self._gain = 0.0
         self._cost = 0.0
         self._fund = ReadingFund(CREDIT)
-        self._read_s = 0.0
+        self._pace = ReadingPace()
+        self._position_s = 0.0  # of the texts that were read in the last round
         self._ask_s = 0.0
-        self._token_s = 0.0
+        self._token_s = token_s
         self._rows = 0
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
-        limit = self.limit(session_id, batch_size)
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+        limit = self.limit(session_id, batch_size, num_tokens)
         return DraftLimits(limit, limit)
 
-    def limit(self, session_id: str, batch_size: int) -> int:
+    def limit(self, session_id: str, batch_size: int, num_tokens: int) -> int:
         """K of a drafter with one source."""
         account = self._account(session_id)
+        account.grow(num_tokens)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
         self._fund.earn(ALLOWANCE)
-        if account.balance < 0.0:
+        if not self._may_draft(account, batch_size):
+            account.is_behind = True
             return 0
-        if not account.has_drafted and not self._fund.grant(has_begun=account.is_reading):
-            return 0
-        rows = max(self._rows, batch_size)
-        drafting = self._costs.plain_tokens(self._token_s, batch_size)
-        price = max(self._costs.next_price(batch_size, rows) + drafting, _LEAST_PRICE)
+        price = max(self._token_price(batch_size), _LEAST_PRICE)
         acceptance = account.acceptance
         if acceptance <= price:
             return min(1, self._max_draft)  # a trial: too dear by what is known so far
@@ -138,11 +163,29 @@ class Guard:
             return self._max_draft
         return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
 
+    def row_price(self, batch_size: int) -> float:
+        """What one row more for each session costs, in tokens."""
+        return self._costs.next_price(batch_size, max(self._rows, batch_size))
+
+    def rate(self, session_id: str, batch_size: int, num_drafted: int) -> float:
+        """Tokens that a round with a draft of so many is expected to emit, by those of plain decoding in its time."""
+        if num_drafted == 0:
+            return 1.0
+        account = self._account(session_id)
+        emitted = sum(account.acceptance**n for n in range(num_drafted + 1))
+        reading = self._reading_cost(account, batch_size) if account.is_behind else 0.0
+        return emitted / (1.0 + num_drafted * self._token_price(batch_size) + reading)
+
+    def fall_behind(self, session_id: str) -> None:
+        """The session's round was drafted for by somebody else."""
+        self._account(session_id).is_behind = True
+
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
         account, num_drafted = self._account(session_id), len(draft)
-        if not account.has_drafted:
-            self._fund.pay(min(_MOST_ASKED, self._costs.plain_tokens(self._read_s, batch_size)))
-            account.is_reading, account.has_drafted = True, num_drafted > 0
+        if account.is_behind:
+            self._charge_reading(account, batch_size)
+        if _num_steps(draft):
+            self._end_reading(account)
         if num_drafted:
             tried = min(num_drafted, num_accepted + 1)
             account.tried = _MEMORY * account.tried + tried
@@ -158,12 +201,12 @@ class Guard:
 
     def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         self._fund.end_round()
-        num_drafted, num_reading = sum(map(len, drafts.values())), sum(map(self._reads, drafts))
-        steps_s = min(draft_s, self._token_s * num_drafted) if num_reading else draft_s
-        self._read_s = (draft_s - steps_s) / num_reading if num_reading else 0.0
+        num_steps, num_unread = sum(map(_num_steps, drafts.values())), sum(map(self._num_unread, drafts))
+        steps_s = min(draft_s, self._token_s * num_steps) if num_unread else draft_s
+        self._position_s = (draft_s - steps_s) / num_unread if num_unread else 0.0
         self._ask_s = steps_s / len(drafts) if drafts else 0.0
-        if num_drafted and not num_reading:
-            seconds = draft_s / num_drafted
+        if num_steps and not num_unread:
+            seconds = draft_s / num_steps
             known = self._token_s or seconds
             self._token_s = known + _TOKEN_SMOOTHING * (min(seconds, _MOST_RISE * known) - known)
 
@@ -174,10 +217,50 @@ class Guard:
     def forget(self, session_id: str) -> None:
         self._accounts.pop(session_id, None)
 
-    def _reads(self, session_id: str) -> bool:
-        """Whether the drafter may still be reading the session's text: nothing was drafted for it before."""
+    def _may_draft(self, account: _Account, batch_size: int) -> bool:
+        """Whether the session can afford an attempt, and all sessions the reading that comes before it."""
+        lent = min(_MOST_LENT, self._fund.savings) if self._gain > 0.0 else 0.0
+        if account.balance < -lent:
+            return False
+        if not account.is_behind:
+            return True
+        return self._fund.grant(self._reading_cost(account, batch_size))
+
+    def _token_price(self, batch_size: int) -> float:
+        """What one drafted token more for each session costs, in tokens."""
+        return self.row_price(batch_size) + self._costs.plain_tokens(self._token_s, batch_size)
+
+    def _reading_cost(self, account: _Account, batch_size: int) -> float:
+        """What is left of the session's reading, in tokens."""
+        left_s = max(0.0, self._expected_s(account, batch_size) - account.read_s)
+        return self._costs.plain_tokens(left_s, batch_size)
+
+    def _expected_s(self, account: _Account, batch_size: int) -> float:
+        """What the session's reading is expected to take as a whole."""
+        seconds = self._pace.seconds(account.num_unread)
+        return self._unknown_s(batch_size) if seconds is None else seconds
+
+    def _unknown_s(self, batch_size: int) -> float:
+        return UNKNOWN_COST / self._costs.plain_tokens(1.0, batch_size)
+
+    def _charge_reading(self, account: _Account, batch_size: int) -> None:
+        """The fund pays, up to a multiple of what was expected; a session that reads on and on pays the rest."""
+        seconds = self._position_s * account.num_unread
+        most_s = max(self._unknown_s(batch_size), _MOST_RISE * self._expected_s(account, batch_size))
+        paid_s = min(seconds, max(0.0, most_s - account.read_s))
+        account.read_s += paid_s
+        self._fund.pay(self._costs.plain_tokens(paid_s, batch_size))
+        account.balance -= min(_MOST_ASKED, self._costs.plain_tokens(seconds - paid_s, batch_size))
+
+    def _end_reading(self, account: _Account) -> None:
+        if account.is_behind:
+            self._pace.record(account.num_unread, account.read_s)
+        account.catch_up()
+
+    def _num_unread(self, session_id: str) -> int:
+        """Positions that the drafter reads beyond those of a step; 0 where it follows the session."""
         account = self._accounts.get(session_id)
-        return account is not None and not account.has_drafted
+        return account.num_unread if account is not None and account.is_behind else 0
 
     def _account(self, session_id: str) -> _Account:
         if session_id not in self._accounts:
@@ -186,3 +269,8 @@ class Guard:
             balance = CREDIT if has_credit else -min(_MOST_OWED, self._cost)
             self._accounts[session_id] = _Account(_PRIOR_TRIED, _PRIOR_TRIED * self._acceptance, balance)
         return self._accounts[session_id]
+
+
+def _num_steps(draft: Draft) -> int:
+    """Steps of the drafter: one that found its token too doubtful took as long as the others."""
+    return max(len(draft), draft.num_passes)

@@ -1,16 +1,20 @@
-"""Who may have a drafter read its text: the one cost of speculation that a session has once, and not a round.
+"""Who may have a drafter read text: the one cost of speculation that pays over a session and not in its round.
 
-A drafter's first draft for a session reads the whole prompt. Against the gain of that one round it never pays, over a
-session it may, and what it is worth depends on how long answers are. So reading is paid by all sessions together,
-from a fund in tokens of plain decoding: an allowance a round and what drafts gain flow in, what they lose and what was
-read flow out, and nobody starts to read while it is in debt; who reads in several rounds may go on into a small one.
-What speculation costs, reading included, thus exceeds what it gives by no more than credit + allowance * rounds + that
-debt + the last round of reading, and what sessions that have read lose by drafts, which their own accounts bound.
+Before it drafts for a session, a drafter reads what it has not read: the whole prompt at first, later what was emitted
+while it was not asked. Against the gain of that one round this rarely pays, over a session it may, and what it is worth
+depends on how long answers are. So reading is paid by all sessions together, from a fund in tokens of plain decoding:
+an allowance a round and what drafts gain flow in, what they lose and what was read flow out. A reading is granted where
+the fund can pay what this text is expected to cost without owing more than _MOST_OWED; a free one always is.
+
+So what speculation costs, reading included, exceeds what it gives by no more than credit + allowance * rounds +
+_MOST_OWED + the error of one prediction, and what sessions that have read lose by drafts, which their accounts bound.
 """
 
 _MOST_OWED = 4.0  # tokens: half a text that was read is worth nothing
 _MOST_SAVED = 32.0  # tokens: what past gains may pay for
-_SMOOTHING = 0.5
+_PACE_POSITIONS = 64  # readings of so many positions change what the next is expected to take by half
+
+UNKNOWN_COST = _MOST_OWED / 2  # tokens: of a reading before there was any, so that not all sessions try at once
 
 
 class ReadingFund:
@@ -19,17 +23,21 @@ class ReadingFund:
     def __init__(self, credit: float) -> None:
         self._balance = credit
         self._promised = 0.0
-        self._cost = credit  # of a session's round of reading: a guess until there was one
+
+    @property
+    def savings(self) -> float:
+        """What all sessions together gained and have not spent, in tokens."""
+        return max(0.0, self._balance)
 
     def earn(self, tokens: float) -> None:
         """An allowance, or what a draft gained; negative where it lost."""
         self._balance = min(_MOST_SAVED, self._balance + tokens)
 
-    def grant(self, *, has_begun: bool) -> bool:
-        """Whether one more session may read in the coming round, or go on."""
-        if self._balance < self._promised - _MOST_OWED * has_begun:
+    def grant(self, tokens: float) -> bool:
+        """Whether a session may read in the coming round, which is expected to cost `tokens`."""
+        if self._promised + tokens > max(0.0, self._balance + _MOST_OWED):
             return False
-        self._promised += self._cost
+        self._promised += tokens
         return True
 
     def end_round(self) -> None:
@@ -39,4 +47,22 @@ class ReadingFund:
     def pay(self, tokens: float) -> None:
         """What a session's round of reading took."""
         self._balance -= tokens
-        self._cost += _SMOOTHING * (tokens - self._cost)
+
+
+class ReadingPace:
+    """Seconds that a drafter takes to read a position, from the readings so far; long ones tell more."""
+
+    def __init__(self) -> None:
+        self._position_s: float | None = None
+
+    def seconds(self, num_positions: int) -> float | None:
+        """Expected time to read so many; None before there was a reading."""
+        return None if self._position_s is None else self._position_s * num_positions
+
+    def record(self, num_positions: int, seconds: float) -> None:
+        """One reading of at least one position."""
+        if self._position_s is None:
+            self._position_s = seconds / num_positions
+            return
+        error_s = seconds - self._position_s * num_positions
+        self._position_s += error_s / (num_positions + _PACE_POSITIONS)

@@ -233,7 +233,10 @@ class Scheduler:
 
     def _start_drafts(self, batch: list[_Running]) -> None:
         ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
-        limits = {run.session.request_id: self._policy.limits(run.session.request_id, len(batch)) for run in ready}
+        limits = {
+            session.request_id: self._policy.limits(session.request_id, len(batch), len(session.tokens))
+            for session in (run.session for run in ready)
+        }
         if limits:
             self.stats.draft_limit = sum(limit.most for limit in limits.values()) / len(limits)
         asking = [run for run in ready if limits[run.session.request_id].most > 0]

@@ -21,14 +21,23 @@ class SourceGuard:
         self._limits: dict[str, DraftLimits] = {}
         self._lookup_s: float | None = None  # of one session; known once a round did without the model
 
-    def limits(self, session_id: str, batch_size: int) -> DraftLimits:
-        limits = DraftLimits(self._cache.limit(session_id, batch_size), self._model.limit(session_id, batch_size))
+    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+        num_modelled = self._model.limit(session_id, batch_size, num_tokens)
+        limits = DraftLimits(
+            self._cache.limit(session_id, batch_size, num_tokens),
+            num_modelled,
+            model_rate=self._model.rate(session_id, batch_size, num_modelled),
+            row_price=self._model.row_price(batch_size),
+        )
         self._limits[session_id] = limits
         return limits
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
-        guard = self._model if self._is_models(session_id, draft) else self._cache
-        guard.observe(session_id, batch_size, draft, num_accepted)
+        if self._is_models(session_id, draft):
+            self._model.observe(session_id, batch_size, draft, num_accepted)
+            return
+        self._model.fall_behind(session_id)
+        self._cache.observe(session_id, batch_size, draft, num_accepted)
 
     def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         """The model is charged for what a round takes longer than its look-ups alone."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Protocol
+from typing import Literal, Protocol
 
 from serving.drafters.token_kinds import TokenKinds
 from serving.drafters.yield_features import History, Position, features
@@ -12,12 +12,23 @@ from serving.memory.suffix import SuffixMatch
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A cache draft (not empty) that is offered in place of the model's."""
+    """A cache draft (not empty) that is offered in place of the model's.
+
+    `num_rows` of its tokens would be scored; for `model_rate` and `row_price` see DraftLimits.
+    """
 
     session_id: str
     match: SuffixMatch
     position: Position
     history: History
+    num_rows: int = 0
+    model_rate: float = 1.0
+    row_price: float = 0.0
+
+    @property
+    def least_yield(self) -> float:
+        """Tokens of the draft that must be accepted for it to emit as many in its time as the model's would."""
+        return max(0.0, max(1.0, self.model_rate) * (1.0 + self.num_rows * self.row_price) - 1.0)
 
 
 class Chooser(Protocol):
@@ -48,16 +59,20 @@ class RuleChooser:
 class YieldChooser:
     """HVD: the cache where its predicted yield exceeds `threshold` tokens; +inf is model-only, -inf cache-only.
 
+    A `measured` threshold is each draft's own `least_yield`.
     A prediction is clamped to [0, K]. Where it is no number the draft's score, which is the cache's own expectation,
     stands in for it.
     """
 
     predictor: Predictor
     kinds: TokenKinds
-    threshold: float
+    threshold: float | Literal["measured"]
 
     def takes_cache(self, choices: Sequence[Choice]) -> list[bool]:
-        return [predicted > self.threshold for predicted in self.yields(choices)]
+        return [predicted > self._least(one) for predicted, one in zip(self.yields(choices), choices, strict=True)]
+
+    def _least(self, choice: Choice) -> float:
+        return choice.least_yield if self.threshold == "measured" else self.threshold
 
     def yields(self, choices: Sequence[Choice]) -> list[float]:
         """One a choice, within 0..K."""

@@ -13,7 +13,7 @@ from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.yield_features import History, Position
 from serving.memory.suffix import SuffixMatch
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts
-from serving.types import EMPTY_DRAFT, Draft, Ids
+from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Ids
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,16 @@ class HybridDrafter:
         return drafts
 
     def _choice(self, match: SuffixMatch, request: DraftRequest) -> Choice:
-        position = Position(request.prompt_len, len(request.ids) - request.prompt_len)
-        return Choice(request.session_id, match, position, self._history(request.session_id))
+        limits = request.max_by_source or DraftLimits(request.max_draft, request.max_draft)
+        return Choice(
+            request.session_id,
+            match,
+            Position(request.prompt_len, len(request.ids) - request.prompt_len),
+            self._history(request.session_id),
+            num_rows=min(len(match), request.cache_limit),
+            model_rate=limits.model_rate,
+            row_price=limits.row_price,
+        )
 
     def _model_room(self, request: DraftRequest) -> int:
         return min(self._model_max_draft, request.model_limit)

@@ -20,14 +20,32 @@ from serving.models.source import resolve_model
 
 CARD = "eagle3.json"
 _SPECULATORS = "speculators_model_type"
-# What a config may say beyond the layer's own shape; anything else of the speculators layout is refused by name.
+# What a config may say beyond the layer's own shape; anything else is refused by name.
 _KNOWN_SPECULATORS = frozenset({
     _SPECULATORS, "speculators_version", "speculators_config", "transformer_layer_config", "draft_vocab_size",
     "norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "norm_before_fc", "fc_norm",
     "architectures", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings", "embed_requires_grad",
     "model_type", "auto_map", "has_no_defaults_at_init",
 })  # fmt: skip
+_KNOWN_AUTHORS = frozenset(LlamaConfig().to_dict()) | {
+    "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "eagle_config",
+    "rope_scaling", "rope_theta", "torch_dtype", "auto_map",
+    "sliding_window", "use_sliding_window", "max_window_layers",
+}  # fmt: skip
 _UNSUPPORTED_FLAGS = ("norm_before_fc", "fc_norm")
+# What the part `eagle_config` may say: the head as it is here, or, of None, anything.
+_EAGLE_CONFIG: dict[str, tuple[Any, ...] | None] = {
+    "eagle_aux_hidden_state_layer_ids": None,
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+    "next_layer_regular": (True,),
+    "parallel_draft_step": (0, 1),
+    "parallel_draft_heads_num_layers": (0,),
+    "norm_before_fc": (False,),
+    "fc_norm": (False,),
+}
 
 
 def is_eagle3(model: str) -> bool:
@@ -85,25 +103,27 @@ def load_eagle3(model: str, *, target: str, dtype: torch.dtype) -> Eagle3Head:
 def _authors_config(raw: dict[str, Any]) -> Eagle3Config:
     if "draft_vocab_size" not in raw:
         raise ModelError("EAGLE-3 head: config.json lacks draft_vocab_size")
+    _check_keys(raw, _KNOWN_AUTHORS)
+    details = raw.get("eagle_config") or {}
+    _check_details(details)
+    if raw.get("sliding_window") and raw.get("use_sliding_window", True):
+        raise ModelError(f"EAGLE-3 head: config says sliding_window={raw['sliding_window']!r}, which is not supported")
     layer = _layer_config(raw)
-    layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    # Those who train in this layout name layers by what leaves them, in no order; it is what enters the next.
+    after = details.get("eagle_aux_hidden_state_layer_ids")
     return Eagle3Config(
         layer=layer,
         draft_vocab_size=int(raw["draft_vocab_size"]),
         target_hidden_size=int(raw.get("target_hidden_size") or layer.hidden_size),
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
-        feature_layers=None if layers is None else tuple(layers),
+        feature_layers=tuple(sorted(layer + 1 for layer in after)) if after else None,
     )
 
 
 def _speculators_config(raw: dict[str, Any]) -> Eagle3Config:
     if raw[_SPECULATORS] != "eagle3":
         raise ModelError(f"EAGLE-3 head: {_SPECULATORS} must be 'eagle3', got {raw[_SPECULATORS]!r}")
-    for key in sorted(raw.keys() - _KNOWN_SPECULATORS):
-        raise ModelError(f"EAGLE-3 head: config key {key!r} is unknown, so its effect would be missing")
-    for flag in _UNSUPPORTED_FLAGS:
-        if raw.get(flag):
-            raise ModelError(f"EAGLE-3 head: config says {flag}={raw[flag]!r}, which is not supported")
+    _check_keys(raw, _KNOWN_SPECULATORS)
     layer = _layer_config(raw["transformer_layer_config"])
     layers = raw.get("eagle_aux_hidden_state_layer_ids")
     return Eagle3Config(
@@ -113,6 +133,25 @@ def _speculators_config(raw: dict[str, Any]) -> Eagle3Config:
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
         feature_layers=None if layers is None else tuple(layers),
     )
+
+
+def _check_keys(raw: dict[str, Any], known: frozenset[str]) -> None:
+    for key in sorted(raw.keys() - known):
+        raise ModelError(f"EAGLE-3 head: config key {key!r} is unknown, so its effect would be missing")
+    for flag in _UNSUPPORTED_FLAGS:
+        if raw.get(flag):
+            raise ModelError(f"EAGLE-3 head: config says {flag}={raw[flag]!r}, which is not supported")
+
+
+def _check_details(details: dict[str, Any]) -> None:
+    """Of `eagle_config`; what it leaves open (null) is as it is here."""
+    for key, value in sorted(details.items()):
+        name = f"eagle_config.{key}"
+        if key not in _EAGLE_CONFIG:
+            raise ModelError(f"EAGLE-3 head: config key {name!r} is unknown, so its effect would be missing")
+        allowed = _EAGLE_CONFIG[key]
+        if allowed is not None and value is not None and value not in allowed:
+            raise ModelError(f"EAGLE-3 head: config says {name}={value!r}, which is not supported")
 
 
 def _layer_config(raw: dict[str, Any]) -> LlamaConfig:

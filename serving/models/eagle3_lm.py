@@ -9,26 +9,29 @@ is special: the positions it missed are read, with the target's features, when i
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from serving.models.eagle3 import NUM_FEATURES
 from serving.models.eagle3_checkpoint import load_eagle3
 from serving.models.eagle3_runner import Eagle3Runner, kv_shape, runner_of
 from serving.models.kv_store import KVStore, Row
 from serving.models.loading import LoadOptions, default_device, torch_dtype
 from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
-from serving.models.packed import Segment, pack
+from serving.models.packed import CATCH_UP, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
-from serving.types import Ids, ScoreTable
+from serving.types import Ids, ScoreTable, as_ids
 
 log = logging.getLogger(__name__)
 
 # Outputs kept for each row: as many positions may stand on stand-ins (a tier's unverified tokens and a draft).
 _KEPT = 128
+_WARM_UP = CATCH_UP  # positions: a prompt that is read in one call whatever the chunk
 
 
 class FeatureSource(Protocol):
@@ -41,12 +44,16 @@ class FeatureSource(Protocol):
 
 @dataclass
 class _Reading:
-    """One request while its positions are read; `next` is the first position still to be read."""
+    """One request while its positions are read; `next` is the first position still to be read.
+
+    `is_cut`: the target's features go on behind what was read, and a later call reads them.
+    """
 
     request: ScoreRequest
     row: Row
     next: int
     out: Tensor | None = None
+    is_cut: bool = False
 
     @property
     def following(self) -> Ids:
@@ -61,17 +68,18 @@ class _Reading:
 class Eagle3LM:
     """Implements ScoringModel for one row a request (drafting); its KV rows hold one layer.
 
-    A request is None, and gets no draft, while the target knows no feature of it.
+    A request is None, and gets no draft, while the target knows no feature of it, or not all known ones were read.
     """
 
     def __init__(
         self, runner: Eagle3Runner, store: KVStore, features: FeatureSource, *, target_ids: Tensor, hidden: int,
-        with_logsumexp: bool = False,
+        prefill_chunk: int, with_logsumexp: bool = False,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._store = store
         self._features = features
         self._target_ids = target_ids
+        self._prefill_chunk = prefill_chunk
         self._with_logsumexp = with_logsumexp
         # By row: the outputs of its last positions, and how many leading positions stand on the target's features.
         self._outputs = torch.zeros(store.num_rows, _KEPT, hidden, device=store.device)
@@ -88,13 +96,16 @@ class Eagle3LM:
         self._store.close(session_id)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
-        """The token behind each text, in the target's ids. Raises ValueError for more than one row a request."""
+        """The token behind each text, in the target's ids. Raises ValueError for more than one row a request.
+
+        Prompts share `prefill_chunk` positions a call, first come first served.
+        """
         if any(request.num_rows != 1 for request in requests):
             raise ValueError("an EAGLE-3 head only drafts: num_rows must be 1")
         with torch.inference_mode():
             readings = [self._start(request) for request in requests]
             self._read_true(readings)
-            while waiting := [reading for reading in readings if not reading.is_done and self._has_stand_in(reading)]:
+            while waiting := [reading for reading in readings if self._may_go_on(reading)]:
                 self._read_stand_ins(waiting)
             return list(self._tables(readings))
 
@@ -107,12 +118,17 @@ class Eagle3LM:
         return _Reading(request, row, start)
 
     def _read_true(self, readings: Sequence[_Reading]) -> None:
-        """All positions, of all requests, whose features the target has come to know; one pass."""
+        """What this call reads of the positions, of all requests, whose features the target knows; one pass."""
+        budget = self._prefill_chunk
         found: list[tuple[_Reading, Segment]] = []
         features: list[Tensor] = []
         for reading in readings:
             start = int(self._num_true[reading.row.index])
             known = self._features.features(reading.request.session_id, reading.request.ids[:-1], start)
+            if len(known) > CATCH_UP + 1:
+                reading.is_cut = len(known) > budget
+                known = known[:budget]
+                budget -= len(known)
             if len(known):
                 found.append((reading, Segment(reading.row, reading.following, start, start + len(known))))
                 features.append(known)
@@ -123,9 +139,10 @@ class Eagle3LM:
         for reading, segment in found:
             self._num_true[reading.row.index] = segment.stop
 
-    def _has_stand_in(self, reading: _Reading) -> bool:
-        """Whether the output before the next position is kept."""
-        return bool(0 < reading.next <= self._num_true[reading.row.index] + _KEPT)
+    def _may_go_on(self, reading: _Reading) -> bool:
+        """Whether there is more to read, whose feature the target lacks and the output before is kept."""
+        is_kept = 0 < reading.next <= self._num_true[reading.row.index] + _KEPT
+        return bool(is_kept and not reading.is_done and not reading.is_cut)
 
     def _read_stand_ins(self, readings: Sequence[_Reading]) -> None:
         """One position of each request, on the head's own output of the one before."""
@@ -178,7 +195,29 @@ def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options:
     plan.check()
     store = KVStore([shape], options.num_rows, options.capacity, dtype, device)
     reserve(store, options.role)
-    return Eagle3LM(
-        runner_of(head, max_length=options.capacity), store, features, target_ids=head.target_ids.to(device),
-        hidden=head.config.hidden_size, with_logsumexp=options.with_logsumexp,
+    lm_with = partial(
+        Eagle3LM, runner_of(head, max_length=options.capacity), store,
+        target_ids=head.target_ids.to(device), hidden=head.config.hidden_size,
+        prefill_chunk=options.prefill_chunk, with_logsumexp=options.with_logsumexp,
     )  # fmt: skip
+    _warm_up(lm_with(features=_NoTarget(NUM_FEATURES * head.config.target_hidden_size)), options.capacity)
+    return lm_with(features=features)
+
+
+class _NoTarget:
+    """Features that say nothing, of any text."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
+        return torch.zeros(len(ids) - start, self._width)
+
+
+def _warm_up(lm: Eagle3LM, capacity: int) -> None:
+    """Read a prompt and take one step, so that the first request does not pay for what happens once."""
+    ids = as_ids([1] * min(_WARM_UP, capacity))
+    lm.open("warm-up", ids)
+    for length in (len(ids) - 1, len(ids)):
+        lm.score([ScoreRequest("warm-up", ids[:length])])
+    lm.close("warm-up")

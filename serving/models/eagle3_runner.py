@@ -55,7 +55,7 @@ class TorchEagle3:
         self._rotary = tuple(table.to(head.fc.weight.device) for table in head.rotary(max_length))
 
     def project(self, features: Tensor) -> Tensor:
-        g: Tensor = self._head.fc(features.to(self._head.fc.weight.dtype))
+        g: Tensor = self._head.fc(features.to(self._head.fc.weight))
         return g
 
     def forward(self, g: Tensor, step: PackedStep, store: KVStore) -> Tensor:

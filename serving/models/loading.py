@@ -105,16 +105,20 @@ def _check_vocabulary(network: Network, options: LoadOptions) -> None:
         )
 
 
-def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
-    """What the model of `config` will take, from its shapes alone: nothing is loaded for it."""
+def skeleton_of(config: Network) -> Network:
+    """The causal LM of `config` without weights, on the meta device. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
-    dtype = torch_dtype(options.dtype)
     try:
         with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config)
     except ValueError as error:
         raise ModelError(f"model type {config.model_type!r} is no causal LM here: {_first_line(error)}") from None
+
+
+def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
+    """What the model of `config` will take, from its shapes alone: nothing is loaded for it."""
+    dtype, skeleton = torch_dtype(options.dtype), skeleton_of(config)
     check_build(skeleton)
     if options.kept is not None:
         skip_layers(skeleton, options.kept)

@@ -18,6 +18,9 @@ from serving.types import Ids
 # A stock Hugging Face network, its config or one of its modules: the library is untyped.
 Network: TypeAlias = Any
 
+# A request that lacks at most this many tokens besides those it asks about is not a prompt to be fed in chunks.
+CATCH_UP = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -7,13 +7,10 @@ import torch
 from torch import Tensor
 
 from serving.models.kv_store import KVStore, Row
-from serving.models.packed import LayeredDecoder, Segment, pack
+from serving.models.packed import CATCH_UP, LayeredDecoder, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
 from serving.types import Ids, ScoreTable
-
-# A request that lacks at most this many tokens besides its block is not a prompt to be fed in chunks.
-_CATCH_UP = 32
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class PackedLM:
                 held = self._store.adopt(row, request.ids)
             start = min(held, len(request.ids) - request.num_rows)
             lacking = len(request.ids) - start
-            if lacking <= request.num_rows + _CATCH_UP:
+            if lacking <= request.num_rows + CATCH_UP:
                 segments.append(Segment(row, request.ids, start, len(request.ids)))
                 continue
             fed = min(budget, lacking)

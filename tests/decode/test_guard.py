@@ -60,7 +60,7 @@ def learn(guard: Guard, accepted: int, *, rounds: int = 60, batch_size: int = 1)
     """K chosen in each round for a session whose drafts are right for `accepted` tokens."""
     chosen = []
     for _ in range(rounds):
-        k = guard.limit("s", batch_size)
+        k = guard.limit("s", batch_size, 10)
         chosen.append(k)
         rows = batch_size * (1 + k)
         guard.record_pass(rows=rows, verify_s=CostModel(COSTS).seconds(rows))
@@ -83,12 +83,12 @@ def test_k_is_shorter_where_each_token_takes_a_model_s_pass() -> None:
     cheap, dear = make_guard(), make_guard()
     for guard, token_s in ((cheap, 0.0), (dear, 0.003)):  # a plain token takes 0.01
         for _ in range(60):
-            k = guard.limit("s", 1)
+            k = guard.limit("s", 1, 10)
             guard.record_pass(rows=1 + k, verify_s=CostModel(COSTS).seconds(1 + k))
             if k:
                 guard.record_drafts({"s": drafted(k)}, token_s * k)
                 guard.observe("s", 1, drafted(k), min(k, 1))
-    assert 1 <= dear.limit("s", 1) < cheap.limit("s", 1)
+    assert 1 <= dear.limit("s", 1, 10) < cheap.limit("s", 1, 10)
 
 
 def test_drafts_that_are_wrong_get_the_allowance_and_no_more() -> None:
@@ -100,7 +100,7 @@ def test_drafts_that_are_wrong_get_the_allowance_and_no_more() -> None:
 def test_k_falls_to_zero_as_the_batch_grows_and_comes_back() -> None:
     guard = make_guard()
     learn(guard, 3)
-    alone = guard.limit("s", 1)
+    alone = guard.limit("s", 1, 10)
     crowded = learn(guard, 3, rounds=200, batch_size=8)  # a row costs 2.4 tokens there
     assert alone >= 3
     assert crowded[20:].count(0) > 160
@@ -121,7 +121,7 @@ def test_new_sessions_start_with_what_others_have_learnt() -> None:
     for number in range(64):
         name, num_trials = f"s{number}", 0
         for _ in range(60):
-            k = guard.limit(name, 1)
+            k = guard.limit(name, 1, 10)
             num_trials += k > 0
             if k:
                 guard.observe(name, 1, drafted(k), 0)
@@ -129,10 +129,10 @@ def test_new_sessions_start_with_what_others_have_learnt() -> None:
         trials.append(num_trials)
     assert trials[0] == 1
     assert sum(trials[1:]) <= 64 / 16
-    guard.limit("good", 1)
+    guard.limit("good", 1, 10)
     for _ in range(60):  # one that gets credit all the same, and whose drafts are right
         guard.observe("good", 1, drafted(8), 8)
-    assert guard.limit("new", 1) >= 1
+    assert guard.limit("new", 1, 10) >= 1
 
 
 @given(st.lists(st.integers(0, 8), max_size=300), st.integers(1, 16), st.floats(0.0, 0.1))
@@ -141,7 +141,7 @@ def test_whatever_happens_a_session_loses_no_more_than_its_credit(
 ) -> None:
     guard, costs, balance, dearest = make_guard(ask_s=ask_s), CostModel(COSTS), 0.0, 0.0
     for right in outcomes:
-        k = guard.limit("s", batch_size)
+        k = guard.limit("s", batch_size, 10)
         if k:
             accepted = min(k, right)
             guard.observe("s", batch_size, drafted(k), accepted)
@@ -183,7 +183,7 @@ def test_case_30_at_every_load_rows_stay_within_what_pays(concurrency: int) -> N
     rng = random.Random(concurrency)
     costs, guard, spent_s, emitted = CostModel(COSTS), make_guard(), 0.0, 0
     for _ in range(400):
-        limits = {str(session): guard.limit(str(session), concurrency) for session in range(concurrency)}
+        limits = {str(session): guard.limit(str(session), concurrency, 10) for session in range(concurrency)}
         rows = concurrency + sum(limits.values())
         spent_s += costs.seconds(rows)
         guard.record_pass(rows=rows, verify_s=costs.seconds(rows))

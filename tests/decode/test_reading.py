@@ -15,7 +15,7 @@ from serving.decode.guard import ALLOWANCE, CREDIT, Guard
 from serving.types import EMPTY_DRAFT, Draft, as_ids
 
 COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
-MOST_OWED = 4.0  # tokens, by those that have begun to read
+MOST_OWED = 4.0  # tokens that the fund may be in debt
 MOST_ROUND = 8.0  # tokens: the dearest draft of these tests, beyond its reading
 
 
@@ -52,7 +52,7 @@ def serve(guard: Guard, num_tokens: int, drafting: Drafting, spent: Spent, name:
     """Answer one request."""
     left, unread = num_tokens, drafting.rounds_of_reading
     while left > 0:
-        k = guard.limit(name, 1)
+        k = guard.limit(name, 1, 10)
         draft, draft_s = EMPTY_DRAFT, 0.0
         if k and unread:
             draft_s += drafting.read_s / drafting.rounds_of_reading
@@ -148,7 +148,7 @@ def test_many_that_start_together_do_not_all_read_before_it_is_known_what_that_c
     guard = make_guard()
 
     def may_draft(names: Callable[[int], str]) -> list[str]:
-        return [names(number) for number in range(16) if guard.limit(names(number), 16)]
+        return [names(number) for number in range(16) if guard.limit(names(number), 16, 10)]
 
     first = may_draft(str)
     assert 1 <= len(first) <= 2

@@ -26,7 +26,7 @@ def modelled(count: int) -> Draft:
 def round_of(
     guard: SourceGuard, *, takes_cache: bool, cache_right: int, model_right: int, model_s: float
 ) -> DraftLimits:
-    limits = guard.limits("s", 1)
+    limits = guard.limits("s", 1, 10)
     uses_model = not takes_cache and limits.model > 0
     count = limits.model if uses_model else limits.cache
     draft = (modelled(count) if uses_model else cached(count)) if count else EMPTY_DRAFT
@@ -64,7 +64,7 @@ def test_a_model_is_charged_for_its_own_time_and_not_for_the_look_ups_of_others(
 
     guard = SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=Noting(CostModel(COSTS), max_draft=4))
     for name in "cab":  # not all may have the model read their text at once
-        guard.limits(name, 3)
+        guard.limits(name, 3, 10)
     guard.record_drafts({name: cached(4) for name in "abc"}, 3 * LOOKUP_S)
     guard.record_drafts({"a": cached(4), "b": cached(4), "c": modelled(4)}, 2 * LOOKUP_S + 0.02)
     assert charged == pytest.approx([0.0, 0.02])
@@ -72,16 +72,45 @@ def test_a_model_is_charged_for_its_own_time_and_not_for_the_look_ups_of_others(
 
 def test_no_draft_at_all_is_on_the_models_account_where_it_was_allowed() -> None:
     guard = make()
-    assert guard.limits("s", 1).model > 0
-    guard.record_drafts({"s": EMPTY_DRAFT}, 0.05)
-    guard.observe("s", 1, EMPTY_DRAFT, 0)
-    limits = guard.limits("s", 1)
+    for _ in range(2):  # the first may be part of a reading
+        assert guard.limits("s", 1, 10).model > 0
+        guard.record_drafts({"s": EMPTY_DRAFT}, 0.05)
+        guard.observe("s", 1, EMPTY_DRAFT, 0)
+    limits = guard.limits("s", 1, 10)
     assert (limits.cache > 0, limits.model) == (True, 0)
+
+
+def test_the_model_s_rate_is_what_its_draft_emits_in_the_time_it_takes() -> None:
+    model = Guard(CostModel(COSTS), max_draft=4, token_s=0.001)  # a row and a step: 0.2 plain tokens
+    guard = SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=model)
+    first = guard.limits("s", 1, 60)
+    k = first.model
+    assert first.row_price == pytest.approx(0.1)
+    assert first.model_rate == pytest.approx((1 + sum(0.5**n for n in range(1, k + 1))) / (1 + 0.2 * k + 2.0))
+    guard.record_drafts({"s": modelled(k)}, 0.001 * k + 0.006)  # 60 positions in 0.6 tokens
+    guard.observe("s", 1, modelled(k), k)
+    caught_up = guard.limits("s", 1, 61)
+    a, k = (2.0 * 0.9 + k) / (4.0 * 0.9 + k), caught_up.model
+    expected = 1 + sum(a**n for n in range(1, k + 1))
+    assert caught_up.model_rate == pytest.approx(expected / (1 + 0.2 * k))
+    guard.record_drafts({"s": cached(2)}, LOOKUP_S)
+    guard.observe("s", 1, cached(2), 2)
+    behind = guard.limits("s", 1, 64)  # its last draft stood on 60
+    assert behind.model == k
+    assert behind.model_rate == pytest.approx(expected / (1 + 0.2 * k + 4 * 0.01), rel=1e-3)
+
+
+def test_where_no_model_may_draft_its_rate_is_plain_decoding_s() -> None:
+    guard = make()
+    while guard.limits("s", 1, 10).model:
+        guard.record_drafts({"s": modelled(4)}, 0.05)
+        guard.observe("s", 1, modelled(4), 0)
+    assert guard.limits("s", 1, 10).model_rate == 1.0
 
 
 def test_sessions_are_forgotten() -> None:
     guard = make()
-    guard.limits("s", 1)
+    guard.limits("s", 1, 10)
     guard.observe("s", 1, modelled(2), 0)
     guard.forget("s")
     assert guard._limits == {}

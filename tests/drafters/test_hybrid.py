@@ -1,6 +1,7 @@
 """The hybrid drafter: the text is plain decoding's whoever is chosen, and who is chosen is what the chooser says."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -64,11 +65,13 @@ def generate(drafter: HybridDrafter, num_requests: int = 3) -> list[Completion]:
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(["random", "constant", "nan", "inf", "adversarial", "mixed"]),
-    st.floats(allow_nan=False),
+    st.floats(allow_nan=False) | st.just("measured"),
     st.integers(0, 3),
     st.integers(0, 2**32),
 )
-def test_output_is_plain_for_any_predictor(kind: str, threshold: float, right: int, seed: int) -> None:
+def test_output_is_plain_for_any_predictor(
+    kind: str, threshold: float | Literal["measured"], right: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     answers: dict[str, Callable[[Floats], Floats]] = {
         "random": lambda rows: rng.normal(4, 8, len(rows)).astype(np.float32),
@@ -158,6 +161,29 @@ def test_a_short_round_cuts_the_draft_and_not_the_judgement() -> None:
 def test_each_source_has_a_limit_of_its_own(limits: DraftLimits, threshold: float, expected: list[int]) -> None:
     drafter = hybrid(fixed_model(), YieldChooser(constant(0.0), KINDS, threshold))
     assert ask(drafter, limits=limits).ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "predicted", "source"),
+    [
+        (DraftLimits(4, 4, model_rate=1.2, row_price=0.05), 0.45, "suffix"),  # 1.2 * (1 + 4 * 0.05) - 1 = 0.44
+        (DraftLimits(4, 4, model_rate=1.2, row_price=0.05), 0.43, "model"),
+        (DraftLimits(2, 4, model_rate=1.2, row_price=0.05), 0.33, "suffix"),  # two rows are scored
+        (DraftLimits(2, 4, model_rate=1.2, row_price=0.05), 0.31, "model"),
+        (DraftLimits(4, 4, model_rate=0.5, row_price=0.05), 0.19, "model"),  # plain decoding is faster than the model
+        (DraftLimits(4, 4, model_rate=0.5, row_price=0.05), 0.21, "suffix"),
+        (DraftLimits(4, 0, model_rate=1.0, row_price=9.0), 0.0, "suffix"),  # no model: whatever it promises
+        (DraftLimits(4, 4), 0.01, "suffix"),
+        (DraftLimits(4, 4), 0.0, "model"),
+        (DraftLimits(4, 4, model_rate=4.9), np.nan, "suffix"),  # the score, 4, stands in
+        (DraftLimits(4, 4, model_rate=5.1), np.nan, "model"),
+    ],
+)
+def test_a_measured_threshold_is_what_the_model_would_emit_in_the_same_time(
+    limits: DraftLimits, predicted: float, source: str
+) -> None:
+    drafter = hybrid(fixed_model(), YieldChooser(constant(predicted), KINDS, "measured"))
+    assert ask(drafter, limits=limits).source == source
 
 
 def test_history_is_kept_for_each_session_and_forgotten_with_it() -> None:

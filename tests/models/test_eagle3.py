@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from serving.errors import ModelError
 from serving.models.eagle3 import Eagle3Head
@@ -15,7 +16,7 @@ from serving.models.kv_store import KVStore
 from serving.protocols import ScoreRequest
 from serving.requests import Sampling
 from serving.types import Ids
-from tests.models.eagle_heads import DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
+from tests.models.eagle_heads import _LAYER, DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
 from tests.models.tiny import VOCAB
 
 CAPACITY = 96
@@ -40,6 +41,20 @@ def features_of(ids: Ids) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, 3 * TARGET_HIDDEN)
 
 
+class CountingRunner:
+    """`runner`, noting the positions of each pass."""
+
+    def __init__(self, runner: Any, widths: list[int]) -> None:
+        self._runner, self._widths = runner, widths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, g: Tensor, step: Any, store: KVStore) -> Tensor:
+        self._widths.append(len(g))
+        return self._runner.forward(g, step, store)
+
+
 def random_ids(length: int, seed: int) -> Ids:
     return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
 
@@ -50,9 +65,14 @@ def runners(head: Eagle3Head) -> list[Any]:
     return [*found, fastest] if isinstance(fastest, NativeEagle3) else found
 
 
-def make_lm(head: Eagle3Head, runner: Any, features: KnownFeatures, *, num_rows: int = 3) -> Eagle3LM:
+def make_lm(
+    head: Eagle3Head, runner: Any, features: KnownFeatures, *, num_rows: int = 3, prefill_chunk: int = CAPACITY
+) -> Eagle3LM:
     store = KVStore([kv_shape(head)], num_rows, CAPACITY, torch.float32)
-    return Eagle3LM(runner, store, features, target_ids=head.target_ids, hidden=HIDDEN, with_logsumexp=True)
+    return Eagle3LM(
+        runner, store, features, target_ids=head.target_ids, hidden=HIDDEN, prefill_chunk=prefill_chunk,
+        with_logsumexp=True,
+    )  # fmt: skip
 
 
 def expected_token(head: Eagle3Head, ids: Ids, num_known: int) -> int:
@@ -134,6 +154,36 @@ def test_without_features_there_is_no_draft_and_neighbours_go_on() -> None:
         assert fed.next_ids[0] == expected_token(head, ids, 11)
 
 
+def test_prompts_share_a_chunk_of_positions_a_call_and_who_follows_goes_on() -> None:
+    head, long = tiny_head(9), random_ids(80, 9)
+    other, follower = random_ids(60, 10), random_ids(40, 11)
+    for runner in runners(head):
+        widths: list[int] = []
+        counting = CountingRunner(runner, widths)
+        lm = make_lm(head, counting, KnownFeatures(), prefill_chunk=48)
+        for name, ids in (("follower", follower), ("long", long), ("other", other)):
+            lm.open(name, ids[:0])
+        lm.score([ScoreRequest("follower", follower[:38])])
+        widths.clear()
+        found = []
+        for _ in range(3):
+            requests = [ScoreRequest("long", long), ScoreRequest("follower", follower), ScoreRequest("other", other)]
+            found.append(lm.score(requests))
+        assert [[table is not None for table in tables] for tables in found] == [
+            [False, True, False],
+            [True, True, False],
+            [True, True, True],
+        ]
+        # A chunk of 48 of what is long; a rest of few positions comes on top, as does what a follower lacks. Whoever is
+        # done has its last position read anew, and no output of a part stands in for what is not read.
+        assert widths == [48 + 2, 31 + 1 + 48, 1 + 1 + 11]
+        long_table, _, other_table = found[-1]
+        assert long_table is not None
+        assert other_table is not None
+        assert long_table.next_ids[0] == expected_token(head, long, len(long) - 1)
+        assert other_table.next_ids[0] == expected_token(head, other, len(other) - 1)
+
+
 def test_a_batch_changes_no_row_and_draws_are_coupled_to_position_and_seed() -> None:
     head, ids = tiny_head(8), random_ids(25, 9)
     sampling = Sampling(temperature=0.8, seed=3)
@@ -195,6 +245,39 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[
     write_head(tiny_head(), tmp_path, layout="speculators", **changes)
     with pytest.raises(ModelError, match=message):
         load_eagle3(str(tmp_path), target="not needed", dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_before_fc": True}, "norm_before_fc=True"),
+        ({"fc_norm": True}, "fc_norm=True"),
+        ({"mystery": 1}, "config key 'mystery'"),
+        ({"eagle_config": {"mystery": 1}}, r"config key 'eagle_config\.mystery'"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, r"eagle_config\.use_aux_hidden_state=False"),
+        ({"eagle_config": {"norm_before_fc": True}}, r"eagle_config\.norm_before_fc=True"),
+        ({"sliding_window": 512}, "sliding_window=512"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+    ],
+)
+def test_nor_is_it_ignored_in_the_authors_layout(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_head(tiny_head(), tmp_path, **changes)
+    with pytest.raises(ModelError, match=message):
+        load_eagle3(str(tmp_path), target="not needed", dtype=torch.float32)
+
+
+def test_what_a_llama_config_says_of_other_things_is_let_pass(tmp_path: Path) -> None:
+    """The whole config of a layer, and what training left in it."""
+    whole = LlamaConfig(**_LAYER).to_dict() | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [9, 1, 4], "use_last_layernorm": True,
+                         "use_aux_hidden_state": True, "use_mtp_layernorm": None, "parallel_draft_step": 1},
+        "torch_dtype": "bfloat16", "rope_theta": 10000.0, "rope_scaling": None, "max_window_layers": 36,
+        "sliding_window": 4096, "use_sliding_window": False,
+    }  # fmt: skip
+    write_head(tiny_head(), tmp_path, **whole)
+    assert read_eagle3_config(str(tmp_path)).feature_layers == (2, 5, 10)  # what leaves a layer enters the next
 
 
 def test_unknown_and_missing_tensors_are_refused_by_name(tmp_path: Path) -> None:

@@ -22,8 +22,17 @@ from tests.models.test_packed_lm import random_ids
 from tests.models.tiny import VOCAB, tiny_model
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
-from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, export, new_head, train
-from tuning.train_features import read_features
+from tuning.train_eagle3 import (
+    Eagle3Progress,
+    Eagle3Recipe,
+    TargetHead,
+    _Objective,
+    check_target,
+    export,
+    new_head,
+    train,
+)
+from tuning.train_features import Example, read_features
 from tuning.train_loop import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,6 +127,30 @@ def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue
         model.close(name)
         drafter.close(name, None)
     assert np.mean(accepted) > 1.5
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "granite"])
+def test_a_head_can_start_from_a_target_built_like_llama(family: str) -> None:
+    made = tiny_model(family)
+    check_target(made, family)
+    new_head(made, torch.arange(40))
+
+
+@pytest.mark.parametrize(("num_prompt", "first"), [(1, 0), (2, 0), (6, 4), (16, 14), (17, 15), (40, 15)])
+def test_prompts_of_any_length_weigh_their_own_entries_and_no_padding(num_prompt: int, first: int) -> None:
+    """Sixteen tokens are learnt from: fifteen entries, the last without the token it predicts."""
+    made = network()
+    head = new_head(made, torch.arange(VOCAB))
+    objective = _Objective(head, TargetHead(made, head.target_ids), Eagle3Recipe(max_length=16))
+    batch = objective._pad([example(40, num_prompt), example(40, 6), example(9, min(num_prompt, 8))])
+    expected = [0.1] * first + [1.0] * (14 - first) + [0.0] * (first < 15)
+    assert batch.weights[0].tolist() == pytest.approx(expected)
+    assert batch.weights[2, 8:].tolist() == [0.0] * 7
+
+
+def example(length: int, num_prompt: int) -> Example:
+    ids = torch.from_numpy(random_ids(length, length)).long()
+    return Example(ids, num_prompt, torch.randn(length, 3 * 64), torch.randn(length, 64))
 
 
 def test_a_killed_training_resumes_to_the_same_end(dialogues: list[Dialogue], tmp_path: Path) -> None:

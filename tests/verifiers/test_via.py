@@ -324,8 +324,9 @@ def eagle_bench(gates: ViaGates) -> Bench:
     head = tiny_head()
     own = KVStore([kv_shape(head)], 4, CAPACITY, torch.float32)
     lm = Eagle3LM(
-        TorchEagle3(head, max_length=CAPACITY), own, Narrow(target), target_ids=head.target_ids, hidden=HIDDEN
-    )
+        TorchEagle3(head, max_length=CAPACITY), own, Narrow(target), target_ids=head.target_ids, hidden=HIDDEN,
+        prefill_chunk=256,
+    )  # fmt: skip
     return Bench(gates, drafter=ModelDrafter(lm, max_length=CAPACITY, source="eagle3"), target=target)
 
 
