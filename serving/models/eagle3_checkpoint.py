@@ -109,14 +109,13 @@ def _authors_config(raw: dict[str, Any]) -> Eagle3Config:
     if raw.get("sliding_window") and raw.get("use_sliding_window", True):
         raise ModelError(f"EAGLE-3 head: config says sliding_window={raw['sliding_window']!r}, which is not supported")
     layer = _layer_config(raw)
-    # Those who train in this layout name layers by what leaves them, in no order; it is what enters the next.
-    after = details.get("eagle_aux_hidden_state_layer_ids")
+    layers = details.get("eagle_aux_hidden_state_layer_ids")
     return Eagle3Config(
         layer=layer,
         draft_vocab_size=int(raw["draft_vocab_size"]),
         target_hidden_size=int(raw.get("target_hidden_size") or layer.hidden_size),
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
-        feature_layers=tuple(sorted(layer + 1 for layer in after)) if after else None,
+        feature_layers=None if layers is None else tuple(layers),
     )
 
 

