@@ -8,7 +8,8 @@ time is over.
 Quality is what the target itself says of each output in a fresh pass (log likelihood), how often and where outputs part
 from strict's, their length, and task scores for prompts with a `reference` that ends in a number, or, where --run-code
 allows it, `test` and `entry_point`. Each receipt is checked in the same pass: every token the target's own, or a
-recorded exception with its regret, and its totals those of its exceptions.
+recorded exception with its regret, and its totals those of its exceptions. Tokens that a slim verifier decided may be
+any; of them their number and the regret that the receipt tells (`slim`) are checked.
 
 Intervals are 95 % bootstrap intervals over prompts, those of speed over groups or triples, where there are enough of
 these. Drafts are not guarded: K is the profile's. Passes are counted where they look for a token: of the target one a
@@ -41,7 +42,7 @@ from tuning.audit import Judged, Judgements, arm_numbers, paired_numbers
 from tuning.audit_records import PLAIN, STRICT, Answer, Group
 from tuning.checkers import checker_of
 from tuning.prompts import Prompt
-from tuning.scoring import discrepancies, false_totals, score_output
+from tuning.scoring import discrepancies, false_slim, false_totals, score_output
 
 SUMMARY = "what a lossy profile gains and costs against strict, with every receipt checked"
 
@@ -113,8 +114,9 @@ def _judge(profile: Profile, groups: Sequence[Group], prompts: dict[str, Prompt]
         judged[arm, answer.prompt_id] = Judged(
             scored.log_likelihood,
             (
-                *discrepancies(scored.table, answer.exceptions),
+                *discrepancies(scored.table, answer.exceptions, answer.tiers),
                 *false_totals(answer.receipt, answer.exceptions),
+                *false_slim(scored.table, answer.receipt.slim, answer.tiers),
             ),
             _solved(prompt, answer, runs_code=runs_code),
         )

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -136,7 +135,7 @@ def _answer(prompt: Prompt, request: GenerationRequest, done: Completion) -> Ans
         finish_reason=done.finish_reason,
         receipt=done.receipt,
         exceptions=tuple(done.exceptions),
-        tiers=dict(Counter(done.tiers)),
+        tiers=tuple(done.tiers),
     )
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from serving.errors import ConfigError
 from serving.requests import Receipt
-from serving.types import ExceptionRecord, FinishReason
+from serving.types import ExceptionRecord, FinishReason, Tier
 
 PLAIN, STRICT = "plain", "strict"
 
@@ -23,7 +23,7 @@ class KeyedRecord(Record):
 
 
 class Answer(Record):
-    """One prompt answered by one arm; `tiers` counts tokens by the tier that decided them."""
+    """One prompt answered by one arm; `tiers` says of each token which one decided it."""
 
     prompt_id: str
     prompt_ids: tuple[int, ...]
@@ -32,7 +32,7 @@ class Answer(Record):
     finish_reason: FinishReason
     receipt: Receipt
     exceptions: tuple[ExceptionRecord, ...]
-    tiers: dict[str, int]
+    tiers: tuple[Tier, ...]
 
     @property
     def num_tokens(self) -> int:
