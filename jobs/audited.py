@@ -36,8 +36,8 @@ class AuditRuns:
                 raise ConfigError(f"--profile: {name!r} is what others are compared with; give another one")
             if names.count(name) > 1:
                 raise ConfigError(f"--profile: two of them are named {name!r}; give them names of their own")
-        first = self.profiles[0]
-        for profile in self.profiles[1:]:
+        first, *others = map(_unguarded, self.profiles)
+        for profile in others:
             for part in ("target", "drafter", "max_draft", "engine"):
                 if getattr(profile, part) != getattr(first, part):
                     raise ConfigError(
@@ -58,7 +58,7 @@ class AuditRuns:
         """What a line depends on besides its place; receipts of another release count other things."""
         ids = "\0".join(f"{prompt.id}\0{prompt.text}" for prompt in self.prompts)
         counts = ",".join(one.name for one in fields(Receipt))
-        engine = self.profiles[0].engine.model_dump_json()
+        engine = _unguarded(self.profiles[0]).engine.model_dump_json()
         profiles = (f"{profile.name} {profile.hash}" for profile in self.profiles)
         parts = (*profiles, engine, str(self.max_tokens), ids, counts)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -80,8 +80,7 @@ class AuditRuns:
         """Built on first use: a finished audit is evaluated again without it. Nobody pays for the first passes."""
         profile = next((one for one in self.profiles if one.name == arm), self.profiles[0])
         if profile.name not in self._engines:
-            engine = profile.engine.model_copy(update={"guard": False})
-            built = self._engines[profile.name] = build(profile.model_copy(update={"engine": engine}))
+            built = self._engines[profile.name] = build(_unguarded(profile))
             for warmed in (arm, PLAIN):
                 requests = self.requests(built, warmed, "warm-up", self.prompts[:1], max_tokens=8)
                 list(complete(built.scheduler, requests))
@@ -123,6 +122,10 @@ class AuditRuns:
             accepted_at=_grown(before.accepted_at, after.accepted_at),
             first_mismatches=_grown(before.first_mismatches, after.first_mismatches),
         )
+
+
+def _unguarded(profile: Profile) -> Profile:
+    return profile.model_copy(update={"engine": profile.engine.model_copy(update={"guard": False})})
 
 
 def _answer(prompt: Prompt, request: GenerationRequest, done: Completion) -> Answer:

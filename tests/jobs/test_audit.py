@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.__main__ import main
+from jobs.audited import AuditRuns
 from jobs.recorded import Recording, record_mismatches
 from serving.config import load_profile
 from serving.config_rules import CsdRule
@@ -109,6 +110,13 @@ def test_a_recording_of_other_prompts_or_settings_is_refused(
     refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("calibrate")]
     assert len(refused) == 1
     assert said in refused[0]
+
+
+def test_profiles_that_differ_in_their_guard_are_audited_together_for_none_is_guarded(tmp_path: Path) -> None:
+    guarded = load_profile("asd")
+    engine = guarded.engine.model_copy(update={"guard": not guarded.engine.guard})
+    other = guarded.model_copy(update={"name": "other", "engine": engine})
+    assert AuditRuns([guarded, other], [], 8, tmp_path / "a.jsonl").arms[2:] == ("asd", "other")
 
 
 @pytest.mark.parametrize("kept", ['{"key": "other", "number": 0, "runs": {}}', '{"key": "of another release"}'])
