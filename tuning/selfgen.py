@@ -96,12 +96,15 @@ def generate(built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Cal
 
 
 def read_dialogues(paths: list[Path]) -> list[Dialogue]:
-    """All dialogues of Parquet files with the two columns. Raises ConfigError naming a file that lacks them."""
+    """All dialogues of Parquet files with the two columns. Raises ConfigError naming a file without them."""
     dialogues = []
     for path in paths:
         if not path.is_file():
             raise ConfigError(f"--data {path}: is no file")
-        table = pq.read_table(path)
+        try:
+            table = pq.read_table(path)
+        except pa.ArrowInvalid:
+            raise ConfigError(f"--data {path}: is no Parquet file") from None
         missing = {"prompt_ids", "output_ids"} - set(table.column_names)
         if missing:
             raise ConfigError(f"--data {path}: column {sorted(missing)[0]!r} is missing; it has {table.column_names}")
