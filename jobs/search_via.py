@@ -73,10 +73,11 @@ def main(argv: Sequence[str]) -> int:
     decode = ChatTokenizer.load(args.target).decode_raw
     rows = rows_of(dialogues_for(args, args.out / "text"), counts, decode=decode, seed=args.seed)
     log = MaskLog(args.out / "evaluations.jsonl", _identity(args, rows.blocks))
+    finals_log = MaskLog(args.out / "finals.jsonl", _identity(args, rows.rungs))
     search = MaskSearch(plan, log)
     _search(args, plan, search, rows.blocks)
     histories = found_by(search.histories, plan.sizes, _why(args.out / "trials"))
-    staying = _choose(args, rows.rungs, counts.rungs, histories)
+    staying = _choose(args, finals_log, rows.rungs, counts.rungs, histories)
     histories = found_by(staying, plan.sizes, _why(args.out / "finals.jsonl"))
     held_out = _judge(args, rows.held_out, histories)
     histories = found_by(sound(histories, held_out), plan.sizes, "its cost on held-out answers is no number")
@@ -173,12 +174,12 @@ def _why(record: Path) -> str:
 
 def _choose(
     args: argparse.Namespace,
+    log: MaskLog,
     dialogues: Sequence[Sequence[Dialogue]],
     rungs: Sequence[Rung],
     histories: Sequence[History],
 ) -> list[History]:
     """The finals; the target is loaded only where the log does not hold them all."""
-    log = MaskLog(args.out / "finals.jsonl", _identity(args, dialogues))
     benches = cache(BenchRecipe(args.target, args.dtype, dialogues).make)
     with tqdm(desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True) as bar:
 

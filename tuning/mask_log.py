@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from serving.errors import ConfigError
+from pydantic import BaseModel, ValidationError
+
+from serving.errors import ConfigError, one_line
 from tuning.dimr import Agreement
 from tuning.mask_space import Asking, Mask, Question, Space
 from tuning.masks import ARMS, least_budget
@@ -40,11 +43,31 @@ class Plan:
                 )
 
 
+class _Head(BaseModel):
+    """The first line of a log."""
+
+    identity: str
+
+
+class _Line(BaseModel):
+    """An answered question, or a failed one, which has no cost."""
+
+    skipped: Mask
+    block: int
+    seconds: float | None = None
+    cost: float = math.inf
+    kl: float = math.inf
+    top1: float = 0.0
+
+
+_LineT = TypeVar("_LineT", bound=BaseModel)
+
+
 class MaskLog:
     """Masks on blocks of rows and their agreement with the target, on disk line by line; where it failed, without one.
 
-    `identity` names model and data. Raises ConfigError for a file that has another one. `seconds` is what the
-    `num_evaluated` questions of all runs took, failed ones among them.
+    `identity` names model and data. Raises ConfigError for a file that has another one, and for a line that is none of
+    a log, naming it. `seconds` is what the `num_evaluated` questions of all runs took, failed ones among them.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
@@ -53,16 +76,16 @@ class MaskLog:
         self.seconds = 0.0
         self.num_evaluated = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if text and not text.endswith("\n"):  # the process was killed while it wrote a line
-            path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        if lines and json.loads(lines[0]) != {"identity": identity}:
-            raise ConfigError(f"--out: {path} belongs to another model or other data; choose another folder")
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        if lines and not lines[-1].endswith(b"\n"):  # the process was killed while it wrote a line
+            lines.pop()
+            path.write_bytes(b"".join(lines))
         if not lines:
             self._append({"identity": identity})
-        for line in lines[1:]:
-            self._read(line)
+        elif self._parsed(_Head, 1, lines[0]).identity != identity:
+            raise ConfigError(f"--out: {path} belongs to another model or other data; choose another folder")
+        for number, line in enumerate(lines[1:], 2):
+            self._read(self._parsed(_Line, number, line))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -84,13 +107,20 @@ class MaskLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def _read(self, line: str) -> None:
-        record = json.loads(line)
-        question = Question(tuple(record["skipped"]), record["block"])
-        if "seconds" in record:
-            self._count(record["seconds"])
-        if math.isfinite(record.get("cost", math.inf)):
-            self._known[question] = Agreement(record["cost"], record["kl"], record["top1"])
+    def _parsed(self, kind: type[_LineT], number: int, line: bytes) -> _LineT:
+        try:
+            return kind.model_validate_json(line)
+        except ValidationError as error:
+            raise ConfigError(
+                f"--out: {self._path}, line {number}: is no line of a mask search ({one_line(error)}); delete "
+                f"{'the file' if number == 1 else 'the line'}, and what it held is asked again"
+            ) from None
+
+    def _read(self, line: _Line) -> None:
+        if line.seconds is not None:
+            self._count(line.seconds)
+        if math.isfinite(line.cost):
+            self._known[Question(line.skipped, line.block)] = Agreement(line.cost, line.kl, line.top1)
 
     def _count(self, seconds: float) -> None:
         self.seconds += seconds

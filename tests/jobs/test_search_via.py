@@ -144,6 +144,29 @@ def test_a_dialogue_that_is_longer_than_the_target_reads_is_refused(
     assert "--data: a dialogue of 620 tokens exceeds the 512 positions" in capsys.readouterr().err
 
 
+def test_a_damaged_record_of_finals_is_found_before_the_search(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jobs.search_via.connected", never)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "finals.jsonl").write_text("garbage\n")
+    assert main(["search", "via", *flags]) == 2
+    error = capsys.readouterr().err
+    assert "finals.jsonl, line 1: is no line of a mask search" in error
+    assert error.count("\n") == 1
+
+
+def test_data_that_is_no_parquet_is_one_line(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p3.jsonl"
+    path.write_text('{"id": "a", "turns": ["hello"]}\n')
+    assert main(["search", "via", *flags, "--data", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"--data {path}: is no Parquet file" in error
+    assert error.count("\n") == 1
+
+
 def args_of(flags: Sequence[str]) -> argparse.Namespace:
     return parser().parse_args(flags)
 

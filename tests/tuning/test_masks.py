@@ -194,6 +194,21 @@ def test_even_masks_are_even() -> None:
     assert list(ARMS["even"](Space(11, 6), 1, 0)) == [Question((1, 2, 4, 6, 8, 9))]
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["garbage", "[1, 2]", "3", '{"skipped": [1]}', '{"block": 0}', '{"skipped": 1, "block": 0}', "\xff"],
+)
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str, number: int) -> None:
+    path = tmp_path / "log.jsonl"
+    MaskLog(path, "toy").add(Question((1, 2)), Agreement(0.5, 0.1, 0.9), 1.0)
+    lines = path.read_bytes().splitlines()
+    lines.insert(number - 1, line.encode("latin-1"))
+    path.write_bytes(b"\n".join([*lines, b""]))
+    with pytest.raises(ConfigError, match=rf"log.jsonl, line {number}: is no line of a mask search .*; delete the"):
+        MaskLog(path, "toy")
+
+
 @pytest.mark.parametrize("num_layers", [3, 4, 6, 11, 30])
 def test_even_masks_have_their_size_whatever_it_is(num_layers: int) -> None:
     for size in range(1, num_layers - 1):
