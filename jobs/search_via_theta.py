@@ -3,7 +3,8 @@
 Every pair theta_accept:theta_escalate answers all prompts with the same drafter, K fixed, greedy. Each output is then
 scored by the target once more: nats a token below its best one (regret), and tokens that are its own. The cost model
 counts passes times pass times measured here, for one sequence at a time, and says whether the middle tier pays.
-Killed, it goes on where it was when started again with the same flags.
+Killed, it goes on where it was when started again with the same flags: OUT.arms/ has a file an arm, found again by what
+its answers depend on.
 """
 
 import argparse
@@ -31,8 +32,10 @@ from serving.config_rules import StrictRule
 from serving.decode.offline import complete
 from serving.decode.stats import EngineStats
 from serving.errors import ConfigError
+from serving.models.tokenizer import ChatTokenizer
 from serving.requests import GenerationRequest, Limits
 from serving.types import as_ids
+from tuning.prompts import Prompt
 from tuning.selfgen import Dialogue
 from tuning.via import Fidelity, fidelity, load_target, pass_times
 from tuning.via_cost import PassTimes, modelled, verdict
@@ -59,12 +62,18 @@ class _Run:
 
     @classmethod
     def read(cls, path: Path) -> "_Run | None":
-        """None where there is none, or where an engine counted other things than this one does."""
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if record is None or set(record["stats"]) != {field.name for field in fields(EngineStats)}:
+        """None where there is none, where it is damaged, or where an engine counted other things than this one does."""
+        if not path.is_file():
             return None
-        dialogues = [Dialogue(as_ids(prompt), as_ids(output)) for prompt, output in record["dialogues"]]
-        return cls(record["name"], dialogues, record["num_unseen"], record["seconds"], EngineStats(**record["stats"]))
+        try:
+            record = json.loads(path.read_bytes())
+            dialogues = [Dialogue(as_ids(prompt), as_ids(output)) for prompt, output in record["dialogues"]]
+            name, num_unseen, seconds, stats = (record[key] for key in ("name", "num_unseen", "seconds", "stats"))
+            if set(stats) != {field.name for field in fields(EngineStats)}:
+                return None
+            return cls(name, dialogues, num_unseen, seconds, EngineStats(**stats))
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,7 +83,10 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--json", type=Path, required=True, metavar="OUT.json")
+    p.add_argument(
+        "--json", type=Path, required=True, metavar="OUT.json",
+        help="the report, written anew by every run; what each arm answered stays in the folder OUT.arms",
+    )  # fmt: skip
     p.add_argument("--plot", type=Path, metavar="OUT.png", help="default: beside the JSON")
     p.add_argument("--profile", default="via", help="whose verifier is `via` (default: %(default)s)")
     p.add_argument("--mask", help="in place of the profile's own")
@@ -90,6 +102,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     profile, pairs, prompts = _profile(args), _pairs(args.thetas), prompts_from(args)
     check_writable(args.json)
+    _check_lengths(profile, prompts, args.max_tokens)
     strict = {"verifier": FullVerifier(), "rule": StrictRule()}
     arms: dict[str, Profile] = {"strict": profile.model_copy(update=strict)}
     for accept, escalate in pairs:
@@ -139,6 +152,18 @@ def _profile(args: argparse.Namespace) -> Profile:
     here = profile.model_copy(update={"verifier": verifier, "engine": engine, "placement": "colocated"})
     mask_of(here, verifier)  # it must fit the target, be it another one than the profile's own
     return pinned(here)
+
+
+def _check_lengths(profile: Profile, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    """Raise ConfigError, naming it, for a prompt that leaves no room for its answer."""
+    tokenizer, most = ChatTokenizer.load(profile.target.model), profile.engine.max_length
+    for prompt in prompts:
+        length = len(tokenizer.render_chat([{"role": "user", "content": prompt.text}]))
+        if length + max_tokens > most:
+            raise ConfigError(
+                f"--prompts: {prompt.id!r} ({length} tokens) with --max-tokens {max_tokens} exceeds the {most} tokens "
+                "a sequence may have; raise --max-length, or leave the prompt out"
+            )
 
 
 def _pairs(text: str) -> list[tuple[float, float]]:
@@ -224,7 +249,7 @@ def _row(run: _Run, strict: _Run, times: PassTimes, score: Fidelity) -> dict[str
         "tier A": round(stats.slim_accepted / stats.emitted, 3),
         "tier B": round(stats.regenerated / stats.emitted, 3),
         "unseen": round(run.num_unseen / stats.emitted, 3),
-        "audit regret": round(stats.audit_regret / max(1, stats.audited), 3),
+        "audit regret": round(stats.audit_regret / stats.audited, 3) if stats.audited else None,
         "regret/token": round(score.regret, 4),
         "own tokens": round(score.top1, 3),
         "log p/token": round(score.logprob, 3),

@@ -73,6 +73,8 @@ def test_a_sweep_compares_with_strict_and_goes_on_where_it_was(
     assert (strict["regret/token"], strict["own tokens"], strict["slim/token"]) == (0.0, 1.0, 0.0)
     assert strict["tokens"] == swept["tokens"] == 36
     assert swept["slim/token"] > 0
+    assert strict["audit regret"] is None
+    assert swept["audit regret"] >= 0.0
     assert "the middle tier" in capsys.readouterr().out
     assert (tmp_path / "report.png").stat().st_size > 1000
 
@@ -85,6 +87,11 @@ def test_a_sweep_compares_with_strict_and_goes_on_where_it_was(
     change_stats(other, lambda stats: stats.update(unknown=1))
     assert main(["search", "via-theta", *flags]) == 0  # what counted other things is measured again
     assert len(measured) == 4
+
+    for path, damage in zip(sorted((tmp_path / "report.arms").iterdir()), ('{"name": "strict"', "[]"), strict=True):
+        path.write_text(damage)
+    assert main(["search", "via-theta", *flags]) == 0
+    assert len(measured) == 6
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,7 @@ def test_a_sweep_compares_with_strict_and_goes_on_where_it_was(
         (["--profile", "strict"], "--profile: 'strict' has no slim verifier"),
         (["--mask", "nope"], "verifier.mask: 'nope' is neither"),
         (["--mask", "smollm2-135m-via"], "verifier.mask: was searched for 'smollm2-135m-instruct' with 30 layers"),
+        (["--max-length", "16"], "--prompts: '5' (5 tokens) with --max-tokens 12 exceeds the 16 tokens a sequence"),
         (["--max-tokens", "0"], "--max-tokens: must be at least 1"),
         (["--limit", "0"], "--limit: must be at least 1"),
         (["--prompts", "/no/such/file"], "/no/such/file"),
