@@ -42,6 +42,7 @@ from jobs.via_options import add_via_options, check_via_options, plan_of
 from jobs.via_rows import RowCounts, rows_of
 from serving.config import ModelDrafter
 from serving.errors import ConfigError
+from serving.models.digest import model_digest
 from serving.models.loading import read_config
 from serving.models.source import resolve_model
 from serving.models.tokenizer import ChatTokenizer
@@ -243,6 +244,7 @@ def _mask(args: argparse.Namespace, row: dict[str, Any], num_layers: int, proven
     """A mask as profiles name it, with what was found of it and how."""
     return {
         "model": args.target,
+        "digest": model_digest(args.target),
         "num_layers": num_layers,
         "kept": _kept(row, num_layers),
         "found": {name: value for name, value in row.items() if name != "skipped"},

@@ -3,6 +3,7 @@
 from serving.build_drafter import warm_up
 from serving.config import Profile, ViaVerifier
 from serving.config_mask import LayerMask, read_mask
+from serving.models.digest import model_digest
 from serving.models.loading import LoadOptions, load_packed_lm, read_config
 from serving.models.packed_lm import PackedLM
 from serving.models.slim import SeededSlim, slim_in_place
@@ -42,8 +43,9 @@ def build_slim(profile: Profile, config: ViaVerifier) -> RollbackModel:
 
 def mask_of(profile: Profile, config: ViaVerifier) -> LayerMask:
     """The mask of a profile, its file read only where none is pinned. Raises ConfigError if it is for another model."""
-    mask = config.layers or read_mask(config.mask)
-    mask.check(profile.target.model, read_config(profile.target.model).get_text_config().num_hidden_layers)
+    mask, target = config.layers or read_mask(config.mask), profile.target.model
+    digest = None if mask.digest is None else model_digest(target)  # the first one reads a whole checkpoint
+    mask.check(target, read_config(target).get_text_config().num_hidden_layers, digest=digest)
     return mask
 
 

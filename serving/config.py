@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from serving.config_mask import LayerMask, read_mask
+from serving.config_mask import LayerMask, mask_in, read_mask
 from serving.config_rules import Frozen as _Frozen
 from serving.config_rules import RuleConfig, StrictRule
 from serving.errors import ConfigError, one_line
@@ -118,8 +118,9 @@ class FullVerifier(_Frozen):
 class ViaVerifier(_Frozen):
     """VIA-SD: a slim verifier decides the easy tokens, the full target the rest; no bound on what it changes.
 
-    `mask` says which layers the slim verifier keeps: a shipped one by name, or a file that `search via` wrote. `layers`
-    is what it says, read when the profile is loaded: a file that changes later changes no role.
+    `mask` says which layers the slim verifier keeps: a shipped one by name, or a file that `search via` wrote, relative
+    to the profile's. `layers` is what it says, read when the profile is loaded: a file that changes later changes no
+    role.
     """
 
     kind: Literal["via"] = "via"
@@ -132,6 +133,12 @@ class ViaVerifier(_Frozen):
     bonus: Literal["none", "slim"] = "none"
     escalate_stop_tokens: bool = Field(default=True, description="stop tokens, not strings, need the target's word")
     seed_from_full: bool = Field(default=False, description="colocated only: start from the target's KV")
+
+    @field_validator("mask")
+    @classmethod
+    def _beside_the_profile(cls, value: str, info: ValidationInfo) -> str:
+        folder = (info.context or {}).get("folder")
+        return mask_in(Path(folder), value) if folder else value
 
     @model_validator(mode="after")
     def _thresholds_in_order(self) -> Self:
@@ -201,7 +208,7 @@ class Profile(_Frozen):
         """
         content = pinned(self).model_dump_json(
             include={"target", "drafter", "verifier", "rule"},
-            exclude={"rule": {"table", "store", "calibration"}, "verifier": {"mask"}},
+            exclude={"rule": {"table", "store", "calibration"}, "verifier": {"mask": True, "layers": {"digest"}}},
         )
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -17,7 +17,7 @@ from serving.config import (
     load_profile,
     profile_names,
 )
-from serving.config_mask import read_mask
+from serving.config_mask import LayerMask, read_mask
 from serving.config_rules import AsdRule, Calibration, CsdRule
 from serving.errors import ConfigError
 from tests.models.tiny import tiny_model
@@ -187,6 +187,29 @@ def test_kept_layers_are_part_of_the_hash_and_the_place_of_their_file_is_not(tmp
         verifier = ViaVerifier(mask=str(mask))
         hashes.append(Profile(name="a", drafter=SuffixDrafter(), verifier=verifier).hash)
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_mask_lies_beside_its_profile_or_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "m.json").write_text(json.dumps({"model": "m", "num_layers": 3, "kept": [0, 2]}))
+    path = folder / "a.yaml"
+    text = "name: a\ndrafter: {kind: suffix}\nverifier: {kind: via, mask: %s}"
+    for mask, kept in (("m.json", 2), (folder / "m.json", 2), ("smollm2-135m-via", 26)):
+        path.write_text(text % mask)
+        assert len(load_profile("mine/a.yaml").verifier.layers.kept) == kept  # type: ignore[union-attr]
+    path.write_text(text % "nope.json")
+    with pytest.raises(ConfigError, match=f"neither a shipped mask nor a file .there is no {folder}/nope.json"):
+        load_profile("mine/a.yaml")
+
+
+def test_whether_a_mask_has_a_digest_of_its_model_is_no_part_of_the_hash() -> None:
+    hashes = set()
+    for digest in (None, "f00"):
+        layers = LayerMask(model="m", num_layers=3, kept=(0, 2), digest=digest)
+        hashes.add(BASE.model_copy(update={"verifier": ViaVerifier(layers=layers)}).hash)
+    assert len(hashes) == 1
 
 
 def test_a_loaded_profile_keeps_its_layers_whatever_becomes_of_the_file(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from jobs.search_via import _identity, found_by, parser, search_bar, sound
 from jobs.via_options import plan_of
 from serving.config_mask import read_mask
 from serving.errors import ConfigError
+from serving.models.digest import model_digest
 from serving.types import as_ids
 from tests.models.toy import save_toy
 from tuning.dimr import Agreement
@@ -78,6 +79,7 @@ def test_a_search_leaves_masks_that_profiles_can_name_and_goes_on_from_its_log(
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     mask = read_mask(str(tmp_path / "out" / "mask-2.json"))
     mask.check(toy, NUM_LAYERS)
+    assert mask.digest == model_digest(toy)
     best = min(report["arms"], key=lambda row: row["final cost"])
     assert list(mask.skipped) == best["skipped"]
     monkeypatch.setattr("jobs.search_via.search_masks", never)

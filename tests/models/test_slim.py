@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.config_mask import read_mask
+from serving.build_via import mask_of
+from serving.config import ModelConfig, Profile, SuffixDrafter, ViaVerifier
+from serving.config_mask import LayerMask, read_mask
 from serving.errors import ConfigError, ModelError
+from serving.models.digest import model_digest
 from serving.models.hf_decoder import HFDecoder
 from serving.models.loading import LoadOptions, load_packed_lm, plan_memory, read_config
 from serving.models.native import load_native
@@ -177,6 +180,25 @@ def test_the_shipped_mask_is_for_the_embedded_model_and_keeps_its_ends() -> None
     mask = read_mask("smollm2-135m-via")
     mask.check("smollm2-135m-instruct", 30)
     assert (mask.kept[0], mask.kept[-1]) == (0, 29)
+    assert mask.digest == model_digest("smollm2-135m-instruct")
+
+
+def test_a_mask_fits_weights_under_any_name_and_no_others_under_the_same(tmp_path: Path) -> None:
+    def mask_for(target: Path, digest: str | None) -> LayerMask:
+        layers = LayerMask(model=str(tmp_path / "a"), num_layers=DEEP, kept=KEPT, digest=digest)
+        verifier = ViaVerifier(layers=layers)
+        profile = Profile(name="p", target=ModelConfig(model=str(target)), drafter=SuffixDrafter(), verifier=verifier)
+        return mask_of(profile, verifier)
+
+    for name in ("a", "b"):
+        deep().save_pretrained(tmp_path / name)
+    digest = model_digest(str(tmp_path / "a"))
+    assert mask_for(tmp_path / "b", digest).kept == KEPT
+    with pytest.raises(ConfigError, match=r"searched for '.*a' with 6 layers, the target is '.*b' with 6; .* or name"):
+        mask_for(tmp_path / "b", None)
+    tiny_model("llama", num_hidden_layers=DEEP, seed=1).save_pretrained(tmp_path / "a")
+    with pytest.raises(ConfigError, match="and other weights; search again"):
+        mask_for(tmp_path / "a", digest)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +208,9 @@ def test_the_shipped_mask_is_for_the_embedded_model_and_keeps_its_ends() -> None
         ({"model": "m", "num_layers": 3, "kept": [0, 3]}, r"within 0\.\.2"),
         ({"model": "m", "num_layers": 3, "kept": [2, 0]}, "ascending"),
         ({"model": "other", "num_layers": 3, "kept": [0, 2]}, "searched for 'other'"),
-        ({"model": "m", "num_layers": 4, "kept": [0, 2]}, "with 4 layers"),
+        ({"model": "m", "num_layers": 4, "kept": [0, 3]}, "with 4 layers"),
+        ({"model": "m", "num_layers": 3, "kept": [1, 2]}, "must hold the first and the last layer, 0 and 2"),
+        ({"model": "m", "num_layers": 3, "kept": [0, 1]}, "must hold the first and the last layer, 0 and 2"),
         ("nonsense", "no JSON"),
     ],
 )
