@@ -26,6 +26,7 @@ from tqdm import tqdm
 from jobs.options import add_prompt_options, prompts_from
 from jobs.reference import StockGenerate
 from serving.build import build
+from serving.build_via import mask_of
 from serving.config import (
     Eagle3Drafter,
     EngineConfig,
@@ -35,6 +36,7 @@ from serving.config import (
     Profile,
     SuffixDrafter,
     ViaVerifier,
+    pinned,
 )
 from serving.config_rules import AsdRule, CsdRule, StrictRule
 from serving.decode.offline import complete
@@ -76,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--eagle3", default="smollm2-135m-eagle3", help="EAGLE-3 head; default: %(default)s")
     p.add_argument("--drafters", default="suffix,model", help="of suffix, model, eagle3; default: %(default)s")
     p.add_argument("--verifiers", default="full", help="of full, via; default: %(default)s")
-    p.add_argument("--mask", default="smollm2-135m-via", help="layers of `via`; default: %(default)s")
+    p.add_argument("--mask", help=f"layers of `via`; default: {ViaVerifier().mask}")
     p.add_argument("--rules", default="strict", help=f"of {', '.join(_RULES)}; default: %(default)s")
     p.add_argument("--drafts", default="1,2,4,8", metavar="K,K", help="drafted tokens a round; default: %(default)s")
     p.add_argument("--batches", default="1,8", metavar="N,N", help="sequences at once; default: %(default)s")
@@ -89,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Print one line a combination and a summary."""
     args = parser().parse_args(argv)
-    profiles = _profiles(args)
+    profiles = [_checked(profile) for profile in _profiles(args)]
     tokenizer = ChatTokenizer.load(args.target)
     requests = [
         GenerationRequest(p.id, tokenizer.render_chat([{"role": "user", "content": p.text}]), _limits(args, tokenizer))
@@ -132,8 +134,11 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
     }
     verifiers: dict[str, FullVerifier | ViaVerifier] = {
         "full": FullVerifier(),
-        "via": ViaVerifier(mask=args.mask, theta_accept=_NEVER, theta_escalate=_NEVER),
+        "via": ViaVerifier(mask=args.mask or ViaVerifier().mask, theta_accept=_NEVER, theta_escalate=_NEVER),
     }
+    chosen = _names(args.verifiers, tuple(verifiers), "--verifiers")
+    if args.mask is not None and "via" not in chosen:
+        raise ConfigError("--mask: is of the verifier `via`; drop it, or add `via` to --verifiers")
     return [
         Profile(
             name="-".join([placement, *_unusual(verifier, rule), kind, f"batch{batch}"]),
@@ -146,11 +151,19 @@ def _profiles(args: argparse.Namespace) -> list[Profile]:
             placement="separate" if placement == "separate" else "colocated",
         )
         for placement in _names(args.placements, ("colocated", "separate"), "--placements")
-        for verifier in _names(args.verifiers, tuple(verifiers), "--verifiers")
+        for verifier in chosen
         for rule in _names(args.rules, tuple(_RULES), "--rules")
         for kind in _names(args.drafters, tuple(drafters), "--drafters")
         for batch in _numbers(args.batches, "--batches")
     ]
+
+
+def _checked(profile: Profile) -> Profile:
+    """With the layers of its mask, if it has one. Raises ConfigError where they are not for the target."""
+    here = pinned(profile)
+    if isinstance(here.verifier, ViaVerifier):
+        mask_of(here, here.verifier)
+    return here
 
 
 def _unusual(verifier: str, rule: str) -> list[str]:
