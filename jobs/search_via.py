@@ -36,7 +36,7 @@ from cluster.resources import Bundle, all_nodes
 from jobs.figures import table
 from jobs.plotting import step_charts
 from jobs.provenance import Provenance
-from jobs.reports import write_json
+from jobs.reports import check_folder, write_json
 from jobs.training import dialogues_for
 from jobs.via_options import add_via_options, check_via_options, plan_of
 from jobs.via_rows import RowCounts, rows_of
@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     """Search, judge on held-out answers, write masks, report and plot."""
     args = parser().parse_args(argv)
     check_via_options(args)
+    check_folder("--out", args.out)
     num_layers = read_config(args.target).get_text_config().num_hidden_layers
     plan, counts = plan_of(args, num_layers), RowCounts(args.rows, args.final_rows, args.held_out_rows)
     decode = ChatTokenizer.load(args.target).decode_raw
@@ -145,6 +146,12 @@ def search_bar(search: MaskSearch, plan: Plan) -> "tqdm[NoReturn]":
     )
 
 
+def finals_bar(histories: Sequence[History], rungs: Sequence[Rung], log: MaskLog) -> "tqdm[NoReturn]":
+    """From what the log answers to the most there may be: arms may share masks."""
+    most = sum(min(rung.num_masks, len(set(history.masks))) for history in histories for rung in rungs)
+    return tqdm(total=most, initial=len(log), desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True)
+
+
 def check_room(args: argparse.Namespace, nodes: Sequence[Bundle]) -> None:
     """Raise ConfigError where no node could ever hold the trial, which would wait for one without a word."""
     if not any(Bundle(args.cpus, args.gpus).fits(node) for node in nodes):
@@ -182,7 +189,7 @@ def _choose(
 ) -> list[History]:
     """The finals; the target is loaded only where the log does not hold them all."""
     benches = cache(BenchRecipe(args.target, args.dtype, dialogues).make)
-    with tqdm(desc="finals", unit="mask", file=sys.stderr, dynamic_ncols=True) as bar:
+    with finals_bar(histories, rungs, log) as bar:
 
         def judge(question: Question) -> None:
             bench, started = benches()[question.block], time.monotonic()

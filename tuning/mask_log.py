@@ -38,7 +38,7 @@ class Plan:
             least = least_budget(arm, self.num_layers)
             if self.budget < least:
                 raise ConfigError(
-                    f"--budget: arm {arm!r} needs at least {least} masks on {self.num_layers} layers, got "
+                    f"--budget: arm {arm!r} needs at least {least} on {self.num_layers} layers, got "
                     f"{self.budget}; raise it, or leave the arm out of --arms"
                 )
 

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.resources import Bundle
 from jobs.__main__ import main
-from jobs.search_via import _identity, found_by, parser, search_bar, sound
+from jobs.search_via import _identity, finals_bar, found_by, parser, search_bar, sound
 from jobs.via_options import plan_of
 from serving.config_mask import read_mask
 from serving.errors import ConfigError
@@ -19,8 +19,9 @@ from serving.models.digest import model_digest
 from serving.types import as_ids
 from tests.models.toy import save_toy
 from tuning.dimr import Agreement
+from tuning.mask_finals import Rung
 from tuning.mask_log import History, MaskLog, MaskSearch
-from tuning.mask_space import Space
+from tuning.mask_space import Question, Space
 from tuning.search import BenchRecipe
 from tuning.selfgen import Dialogue, write_dialogues
 
@@ -108,7 +109,7 @@ def test_a_trial_that_fits_no_node_is_refused(
         (["--sizes", "9"], "within 1..4"),
         (["--sizes", "two"], "numbers separated by commas"),
         (["--arms", "magic"], "none of even"),
-        (["--budget", "4"], "needs at least 5 masks"),
+        (["--budget", "4"], "needs at least 5 on 6 layers"),
         (["--rows", "0"], "--rows: must be at least 1, got 0"),
         (["--rows", "-3"], "--rows: must be at least 1, got -3"),
         (["--final-rows", "3"], "--final-rows: must be at least 4, got 3"),
@@ -190,6 +191,23 @@ def test_the_bar_begins_at_what_is_logged_and_ends_at_what_may_be_asked(flags: l
     with search_bar(again, plan) as bar:
         assert (bar.n, bar.total) == (again.num_asked, 2 * 2 * 8)
     assert again.num_asked >= 3
+
+
+def test_the_bar_of_the_finals_ends_at_what_may_be_judged(tmp_path: Path) -> None:
+    space, masks = Space(6, 1), [(1,), (2,), (1,), (3,)]
+    histories = [History("random", space, masks=masks, costs=[0.5] * 4), History("even", space, masks=[(2,)])]
+    log = MaskLog(tmp_path / "finals.jsonl", "toy")
+    log.add(Question((1,)), Agreement(0.5, 0.0, 1.0), 1.0)
+    with finals_bar(histories, (Rung(24, 10), Rung(2, 30)), log) as bar:
+        assert (bar.n, bar.total) == (1, 3 + 2 + 1 + 1)
+
+
+def test_an_out_that_is_a_file_is_named(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").write_text("")
+    assert main(["search", "via", *flags]) == 2
+    error = capsys.readouterr().err
+    assert f"--out: nothing can be written to {tmp_path / 'out'}" in error
+    assert error.count("\n") == 1
 
 
 def test_a_target_that_was_trained_anew_is_another_one(flags: list[str], tmp_path: Path) -> None:

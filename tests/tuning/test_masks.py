@@ -228,5 +228,5 @@ def test_the_least_budget_of_an_arm_tries_a_mask_of_each_size_and_less_is_refuse
     search = MaskSearch(plan(arms=(arm,), sizes=[size], budget=least), MaskLog(tmp_path / "log.jsonl", "toy"))
     assert len(run(search)) <= least
     assert len(search.histories[0].masks) > 0
-    with pytest.raises(ConfigError, match=f"--budget: arm '{arm}' needs at least {least} masks"):
+    with pytest.raises(ConfigError, match=f"--budget: arm '{arm}' needs at least {least} on {NUM_LAYERS} layers"):
         plan(arms=(arm,), sizes=[size], budget=least - 1)
