@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serving.models.big_pages import BigPages
 from serving.types import Ids
 
 # A prefix shorter than this is cheaper to compute than to look after.
@@ -65,6 +66,7 @@ class KVStore:
     hidden: int = 0
 
     def __post_init__(self) -> None:
+        self._pages = BigPages()
         self.keys = [self._empty(shape) for shape in self.shapes]
         self.values = [self._empty(shape) for shape in self.shapes]
         width = len(self.feature_layers) * self.hidden
@@ -75,6 +77,8 @@ class KVStore:
 
     def _empty(self, shape: KVShape) -> Tensor:
         size = (self.num_rows, shape.num_heads, self.capacity, shape.head_dim)
+        if self.device.type == "cpu":
+            return self._pages.empty(size, self.dtype)
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
     @staticmethod

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from serving.compiling import load_library
+from serving.models.big_pages import BigPages
 from serving.models.kv_store import KVStore
 from serving.models.native_layers import LayerStack, Panels, SideFields, StepFields
 from serving.models.packed import PackedStep
@@ -56,12 +57,13 @@ class NativeKernels:
         self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
         self.lanes: int = library.dh_lanes()
         self._panel: int = library.dh_panel()
+        self._pages = BigPages()
         library.dh_reserve_threads(torch.get_num_threads())
 
     def pack(self, weight: Tensor) -> Panels:
         """weight[N, K], float32 or bfloat16, in panels; features up to a whole panel are zero."""
         num_rows, width = weight.shape
-        values = weight.new_empty(-(-num_rows // self._panel) * self._panel, width)
+        values = self._pages.empty((-(-num_rows // self._panel) * self._panel, width), weight.dtype)
         source = weight.contiguous()
         self._pack(source.data_ptr(), source.dtype == torch.bfloat16, values.data_ptr(), num_rows, width)
         return Panels(values, num_rows)
