@@ -47,12 +47,16 @@ def deep(family: str = "llama") -> Any:
     return tiny_model(family, num_hidden_layers=DEEP)
 
 
-def decoders(family: str = "llama") -> list[Any]:
-    """Every decoder that claims `family`, each with its own copy of the same weights."""
+def decoders(family: str = "llama", *, clean: tuple[int, ...] | None = None) -> list[Any]:
+    """Every decoder that claims `family`, each with its own copy of the same weights; NaN but for layers `clean`."""
+
+    def network() -> Any:
+        return deep(family) if clean is None else poisoned(deep(family), clean)
+
     kernels = load_native()
-    native = kernels is not None and supports(deep(family), kernels)
-    found = [NativeDecoder(deep(family), kernels, max_length=CAPACITY)] if kernels is not None and native else []
-    return [HFDecoder(deep(family)), *found]
+    if kernels is None or not supports(deep(family), kernels):
+        return [HFDecoder(network())]
+    return [HFDecoder(network()), NativeDecoder(network(), kernels, max_length=CAPACITY)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,9 +76,10 @@ def test_a_mask_in_place_equals_the_stock_model_without_those_layers(family: str
 def test_poisoned_layers_that_are_skipped_change_nothing() -> None:
     ids = random_ids(37, 2)
     expected = stock_logits(without_layers(deep(), KEPT), ids)
-    target = make_lm(HFDecoder(poisoned(deep(), KEPT)))
-    assert torch.isnan(target.all_logits(ids)).all()
-    torch.testing.assert_close(slim_in_place(target, KEPT).all_logits(ids), expected, atol=1e-3, rtol=0)
+    for decoder in decoders(clean=KEPT):
+        target = make_lm(decoder)
+        assert torch.isnan(target.all_logits(ids)).all()
+        torch.testing.assert_close(slim_in_place(target, KEPT).all_logits(ids), expected, atol=1e-3, rtol=0)
 
 
 @pytest.fixture
