@@ -21,6 +21,9 @@ from serving.errors import ConfigError
 from serving.requests import Chunk, GenerationRequest, Limits, Sampling
 from serving.types import Ids, as_ids
 
+# Parts begun before one is whole: while its last answers end, those of the next alone do not fill the batch.
+_MOST_AHEAD = 2
+
 SCHEMA = pa.schema([("prompt_ids", pa.list_(pa.int32())), ("output_ids", pa.list_(pa.int32()))])
 _MARK = "@@@"
 _STEMS = (
@@ -161,7 +164,7 @@ class _Part:
 
 
 class _Production:
-    """Writes part after part. Answers of one part and questions of the next share the batch, so it never runs dry."""
+    """Writes part after part. Answers of one part share the batch with the next ones, so it never runs dry."""
 
     def __init__(self, built: Built, plan: SelfGeneration, on_tokens: Callable[[int], None]) -> None:
         self._built = built
@@ -173,7 +176,7 @@ class _Production:
         self._prompts: dict[str, Ids] = {}
 
     def finish(self, number: int, *, wanted: int) -> list[Dialogue]:
-        """Part `number`, whole. Works ahead on the next one while fewer than `wanted` tokens are under way."""
+        """Part `number`, whole. Works ahead on the next ones while fewer than `wanted` tokens are under way."""
         if number not in self._parts:
             self._begin(number)
         while self._parts[number].num_open:
@@ -211,8 +214,8 @@ class _Production:
         if self._answers:
             return self._answers.popleft()
         newest = max(self._parts)
-        is_ahead = newest > number
-        if not self._parts[newest].questions and not is_ahead and self._parts[newest].num_tokens < wanted:
+        under_way = sum(part.num_tokens for part in self._parts.values())
+        if not self._parts[newest].questions and newest < number + _MOST_AHEAD and under_way < wanted:
             newest += 1
             self._begin(newest)
         return self._parts[newest].questions.popleft() if self._parts[newest].questions else None
