@@ -134,11 +134,12 @@ class Engine:
 
     def _round(self) -> None:
         """One step of the scheduler, noted."""
+        has_settled = None
         try:
             has_settled = self._scheduler.step()
-        except Exception:
-            self._failed_rounds += 1
-            raise
+        finally:
+            if has_settled is None:
+                self._failed_rounds += 1  # before its requests hear of it
         self._last_round_s = time.monotonic()
         if has_settled:
             self._failed_rounds = 0
