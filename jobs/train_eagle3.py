@@ -20,11 +20,12 @@ from jobs.training import (
 )
 from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
-from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
+from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
 from serving.models.source import resolve_model
+from tuning.eagle3_start import TargetHead, blank_head, start
 from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import draft_vocabulary
-from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, TargetHead, check_target, export, new_head, train
+from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, export, train
 from tuning.train_features import FeatureSet, read_features
 from tuning.train_loop import Checkpoint
 
@@ -51,7 +52,6 @@ def main(argv: list[str]) -> int:
     """Generate, read features, train, export, measure. Every stage resumes where a killed run stopped."""
     args = parser().parse_args(argv)
     check_training_options(args, steps_ahead=1, shards=1)
-    check_target(skeleton_of(read_config(args.target)), args.target)
     recipe = Eagle3Recipe(
         vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
         steps_ahead=args.steps_ahead, shards=args.shards, seed=args.seed,
@@ -66,8 +66,9 @@ def main(argv: list[str]) -> int:
     started = time.monotonic()
     target_ids = draft_vocabulary(training, size=recipe.vocab_size, target_size=vocab_size_of(args.target))
     network = load_network(args.target, torch.float32).cpu()
-    head, target = new_head(network, target_ids), TargetHead(network, target_ids)
+    head, target = blank_head(network, target_ids), TargetHead(network, target_ids)
     del network
+    _start(head, target, data, seed=recipe.seed)
     last = _train(head, target, recipe, data, checkpoint)
     card: dict[str, Any] = {
         "command": "python -m jobs train-eagle3 " + " ".join(argv),
@@ -94,6 +95,12 @@ def _features(target: str, dialogues: list[Dialogue], folder: Path) -> FeatureSe
     model = load_packed_lm(target, options)
     with progress_bar(len(dialogues), "features", "dialogue") as bar:
         return read_features(model, dialogues, folder, target_key=resolve_model(target).key, on_dialogues=bar.update)
+
+
+def _start(head: Eagle3Head, target: TargetHead, data: FeatureSet, *, seed: int) -> None:
+    torch.manual_seed(seed)
+    with progress_bar(100, "first fit", "%") as bar:
+        start(head, target, data, on_share=lambda share: bar.update(int(100 * share) - bar.n))
 
 
 def _train(

@@ -6,7 +6,6 @@ head rows are the target's and stay frozen. B dialogues of N positions, H hidden
 """
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -18,25 +17,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig
 
-from serving.errors import ModelError
-from serving.models.eagle3 import Eagle3Config, Eagle3Head
+from serving.models.eagle3 import Eagle3Head
 from serving.models.eagle3_checkpoint import CARD
-from serving.models.hf_decoder import final_logits
-from serving.models.packed import Network
+from tuning.eagle3_start import TargetHead, feature_scale
 from tuning.train_features import Example, FeatureSet
 from tuning.train_loop import Checkpoint, learning_rate_share, length_batches
 from tuning.train_unroll import Unroll
-
-# Spread of new weights, in shares of 1 / sqrt(inputs): features of the lower layers, and the next token's embedding.
-_FEATURE_STD = 0.1
-_EMBEDDING_STD = 1.0
-# What a head takes over from a layer of its target.
-_LAYER_PARTS = (
-    *(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-    "input_layernorm", "post_attention_layernorm",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,11 +35,11 @@ class Eagle3Recipe:
 
     vocab_size: int = 8192
     epochs: int = 3
-    learning_rate: float = 2e-3
+    learning_rate: float = 2.5e-4
     warm_up: float = 0.03
     steps_ahead: int = 3
     step_decay: float = 0.8
-    tokens_per_batch: int = 1024
+    tokens_per_batch: int = 512
     max_length: int = 512
     prompt_weight: float = 0.1
     steps_per_checkpoint: int = 25
@@ -80,70 +67,6 @@ class _Batch:
     weights: Tensor
 
 
-class TargetHead:
-    """The target's final norm and its head's rows of the draft vocabulary."""
-
-    def __init__(self, network: Network, target_ids: Tensor) -> None:
-        self._norm = network.get_decoder().norm.float()
-        self._rows = network.lm_head.weight.detach().float()[target_ids]
-        self._config = network.config.get_text_config()
-
-    def probs(self, hidden: Tensor) -> Tensor:
-        """[n, Vd]: the target's next-token distribution within the draft vocabulary, of hidden [n, Ht]."""
-        with torch.no_grad():
-            return torch.softmax(final_logits(F.linear(self._norm(hidden), self._rows), self._config), dim=-1)
-
-
-def check_target(network: Network, model: str) -> None:
-    """Raise ModelError where no head can start from the last layer of `model`. `network` may be without weights."""
-    last, text = network.get_decoder().layers[-1], network.config.get_text_config()
-    parts, target = dict(last.named_modules()), f"EAGLE-3 target {model!r} of type {network.config.model_type!r}"
-    for name in _LAYER_PARTS:
-        if name not in parts:
-            raise ModelError(f"{target}: its layers have no {name!r}, which a head starts from")
-    activation = getattr(text, "hidden_activation", None) or text.hidden_act
-    if activation != "silu":
-        raise ModelError(f"{target}: its MLP's activation must be 'silu', got {activation!r}")
-    if any(name.endswith("bias") for name, _ in last.mlp.named_parameters()):
-        raise ModelError(f"{target}: its MLP has biases, a head's has none")
-
-
-def new_head(network: Network, target_ids: Tensor) -> Eagle3Head:
-    """A head of the target's layer shape that starts from the target's last layer and its last feature.
-
-    It has a key head for every query head: the next token reaches the layer through its values alone, and grouped ones
-    would be too narrow to carry it.
-    """
-    text = network.config.get_text_config()
-    shape = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "rms_norm_eps",
-             "rope_parameters", "max_position_embeddings", "vocab_size")  # fmt: skip
-    layer = LlamaConfig(
-        num_hidden_layers=1,
-        num_key_value_heads=text.num_attention_heads,
-        **{name: getattr(text, name) for name in shape if hasattr(text, name)},
-    )
-    config = Eagle3Config(layer, draft_vocab_size=len(target_ids), target_hidden_size=text.hidden_size)
-    embedding = network.get_input_embeddings().weight.detach().float()
-    rows = network.lm_head.weight.detach().float()[target_ids]
-    head = Eagle3Head(config, embedding=embedding, lm_head=rows, target_ids=target_ids)
-    size, last = text.hidden_size, network.model.layers[-1]
-    with torch.no_grad():
-        head.fc.weight.normal_(std=_FEATURE_STD / math.sqrt(size))
-        head.fc.weight[:, -size:] += torch.eye(size)
-        group = text.num_attention_heads // text.num_key_value_heads
-        for name, repeats in (("q_proj", 1), ("k_proj", group), ("v_proj", group)):
-            weight = getattr(head.midlayer.self_attn, name).weight
-            heads = getattr(last.self_attn, name).weight.unflatten(0, (-1, config.head_dim))
-            weight[:, :size].normal_(std=_EMBEDDING_STD / math.sqrt(size))
-            weight[:, size:] = heads.repeat_interleave(repeats, 0).flatten(0, 1)
-        head.midlayer.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
-        head.midlayer.mlp.load_state_dict(last.mlp.state_dict())
-        head.midlayer.hidden_norm.weight.copy_(last.input_layernorm.weight)
-        head.midlayer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
-        head.norm.weight.copy_(network.model.norm.weight)
-    return head
-
-
 def train(
     head: Eagle3Head,
     target: TargetHead,
@@ -154,6 +77,9 @@ def train(
     on_step: Callable[[Eagle3Progress], None],
 ) -> None:
     """Train in place; saves to `checkpoint` now and then and goes on from there if it is there."""
+    scale = feature_scale(data)
+    with torch.no_grad():
+        head.fc.weight.mul_(scale)
     parameters = list(head.parameters())
     optimiser = torch.optim.AdamW(parameters, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     lengths = [min(length, recipe.max_length) for length in data.lengths]
@@ -161,7 +87,7 @@ def train(
         lengths, tokens_per_batch=recipe.tokens_per_batch, epochs=recipe.epochs, seed=recipe.seed
     ))  # fmt: skip
     done = checkpoint.restore(head, optimiser)
-    objective = _Objective(head, target, recipe)
+    objective = Objective(head, target, recipe, scale)
     with ThreadPoolExecutor(recipe.shards, initializer=torch.set_num_threads, initargs=_threads(recipe)) as pool:
         for step in range(done, len(batches)):
             for group in optimiser.param_groups:
@@ -177,6 +103,8 @@ def train(
             agreement = np.mean([result.agreement for result in results], axis=0)
             loss = float(np.mean([result.loss for result in results]))
             on_step(Eagle3Progress(step + 1, len(batches), loss, tuple(agreement.tolist())))
+    with torch.no_grad():
+        head.fc.weight.div_(scale)
     head.eval()
 
 
@@ -203,11 +131,12 @@ class _Shard:
     agreement: list[float]
 
 
-class _Objective:
-    """The loss of a batch over `steps_ahead` steps, and its gradients."""
+class Objective:
+    """The loss of a batch over `steps_ahead` steps, and its gradients. The head's `fc` is for features over `scale`."""
 
-    def __init__(self, head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe) -> None:
+    def __init__(self, head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe, scale: Tensor) -> None:
         self._head = head
+        self._scale = scale
         self._recipe = recipe
         self._parameters = list(head.parameters())
         self._unroll = Unroll(head, steps=recipe.steps_ahead, max_length=recipe.max_length)
@@ -251,7 +180,7 @@ class _Objective:
             weights=torch.zeros(*size),
         )
         for row, (example, n) in enumerate(zip(examples, lengths, strict=True)):
-            batch.features[row, :n] = example.features[:n]
+            batch.features[row, :n] = example.features[:n] / self._scale
             batch.next_ids[row, :n] = example.ids[1 : n + 1]
             batch.probs[row, :n] = self._target.probs(example.hidden[1 : n + 1])
             # The entry that predicts the answer's first token; the first of all where there is no such entry.

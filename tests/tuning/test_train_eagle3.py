@@ -19,20 +19,12 @@ from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.protocols import DraftRequest, ScoreRequest
 from serving.types import Ids
 from tests.models.test_packed_lm import random_ids
-from tests.models.tiny import VOCAB, tiny_model
+from tests.models.tiny import FAMILIES, VOCAB, tiny_model
+from tuning.eagle3_start import TargetHead, blank_head, feature_scale, start
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
-from tuning.train_eagle3 import (
-    Eagle3Progress,
-    Eagle3Recipe,
-    TargetHead,
-    _Objective,
-    check_target,
-    export,
-    new_head,
-    train,
-)
-from tuning.train_features import Example, read_features
+from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, Objective, export, train
+from tuning.train_features import Example, FeatureSet, read_features
 from tuning.train_loop import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_LAYERS, CAPACITY, PROMPT, ANSWER = 8, 64, 6, 24
 LAYERS = Eagle3Config(tiny_model("llama").config, 0, 0).layers_of(NUM_LAYERS)
 RECIPE = Eagle3Recipe(
-    vocab_size=120, epochs=120, learning_rate=6e-3, tokens_per_batch=256, max_length=CAPACITY, steps_per_checkpoint=5,
+    vocab_size=120, epochs=120, learning_rate=2e-3, tokens_per_batch=256, max_length=CAPACITY, steps_per_checkpoint=5,
     shards=2,
 )  # fmt: skip
 
@@ -83,7 +75,8 @@ def run(
     )  # fmt: skip
     target_ids = draft_vocabulary(dialogues, size=recipe.vocab_size, target_size=VOCAB)
     torch.manual_seed(0)
-    head, seen = new_head(network(), target_ids), []
+    head, target_head, seen = blank_head(network(), target_ids), TargetHead(network(), target_ids), []
+    start(head, target_head, data, on_share=lambda _: None)
 
     def on_step(progress: Eagle3Progress) -> None:
         seen.append(progress)
@@ -92,7 +85,7 @@ def run(
 
     train(
         head,
-        TargetHead(network(), target_ids),
+        target_head,
         recipe,
         data,
         checkpoint=Checkpoint(work / "checkpoint.pt", {}),
@@ -104,7 +97,8 @@ def run(
 def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue], tmp_path: Path) -> None:
     network().save_pretrained(tmp_path / "base")
     head, seen = run(dialogues, tmp_path)
-    assert seen[-1].loss < 0.5 * seen[0].loss
+    assert seen[-1].loss < 0.7 * seen[0].loss
+    assert min(seen[-1].agreement) > 0.9
     export(head, tmp_path / "out", base=str(tmp_path / "base"), recipe=RECIPE, card={"note": "toy"})
     assert is_eagle3(str(tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "eagle3.json").read_text())["recipe"]["steps_ahead"] == 3
@@ -129,19 +123,51 @@ def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue
     assert np.mean(accepted) > 1.5
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "granite"])
-def test_a_head_can_start_from_a_target_built_like_llama(family: str) -> None:
+class Texts(FeatureSet):
+    """Random texts whose last hidden state is a linear map of the features and of the next token's embedding."""
+
+    def __init__(self, made: torch.nn.Module, *, count: int, num_features: int, hidden: int) -> None:
+        super().__init__((), ())
+        noise = torch.Generator().manual_seed(0)
+        mix = torch.randn(num_features + hidden, hidden, generator=noise)
+        sizes = 10.0 ** torch.linspace(-1, 2, num_features)
+        embedding = made.get_input_embeddings().weight
+        self.lengths = [40] * count
+        self.examples = []
+        for number in range(count):
+            ids = torch.from_numpy(random_ids(40, number)).long()
+            plain = torch.randn(40, num_features, generator=noise)
+            token = torch.nn.functional.rms_norm(embedding[ids], embedding.shape[1:])
+            hidden_at = torch.cat([plain, token.roll(-1, 0)], dim=-1) @ mix
+            self.examples.append(Example(ids, 6, plain * sizes, hidden_at.roll(1, 0)))
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_head_of_any_family_starts_where_a_linear_map_says_what_the_target_will(family: str) -> None:
     made = tiny_model(family)
-    check_target(made, family)
-    new_head(made, torch.arange(40))
+    texts, ids = Texts(made, count=200, num_features=192, hidden=64), torch.arange(40)
+    head, target_head = blank_head(made, ids), TargetHead(made, ids)
+    torch.manual_seed(0)
+    start(head, target_head, texts, on_share=lambda _: None)
+    with torch.no_grad():
+        head.fc.weight.mul_(scale := feature_scale(texts))
+    objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=1), scale)
+    _, (agreement,) = objective.loss(objective._pad([texts[199]]))
+    assert agreement > 0.3  # of 40 tokens, so one of random weights would be right once in 40 times
 
 
 @pytest.mark.parametrize(("num_prompt", "first"), [(1, 0), (2, 0), (6, 4), (16, 14), (17, 15), (40, 15)])
 def test_prompts_of_any_length_weigh_their_own_entries_and_no_padding(num_prompt: int, first: int) -> None:
     """Sixteen tokens are learnt from: fifteen entries, the last without the token it predicts."""
     made = network()
-    head = new_head(made, torch.arange(VOCAB))
-    objective = _Objective(head, TargetHead(made, head.target_ids), Eagle3Recipe(max_length=16))
+    head = blank_head(made, torch.arange(VOCAB))
+    objective = Objective(head, TargetHead(made, head.target_ids), Eagle3Recipe(max_length=16), torch.ones(3 * 64))
     batch = objective._pad([example(40, num_prompt), example(40, 6), example(9, min(num_prompt, 8))])
     expected = [0.1] * first + [1.0] * (14 - first) + [0.0] * (first < 15)
     assert batch.weights[0].tolist() == pytest.approx(expected)
