@@ -15,7 +15,7 @@ from serving.models.big_pages import BigPages
 from serving.types import Ids
 
 # A prefix shorter than this is cheaper to compute than to look after.
-_MIN_SHARED = 16
+MIN_SHARED = 16
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,14 @@ class Row:
 
     def shared_prefix(self, ids: Ids) -> int:
         """How many leading tokens of `ids` this row already holds."""
-        n = min(self.length, len(ids))
-        different = np.flatnonzero(self.ids[:n] != ids[:n])
-        return int(different[0]) if len(different) else n
+        return num_shared(self.ids[: self.length], ids)
+
+
+def num_shared(a: Ids, b: Ids) -> int:
+    """How many leading tokens two texts have in common."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n
 
 
 @dataclass(eq=False)
@@ -115,7 +120,7 @@ class KVStore:
             raise KeyError(f"no free KV row for {session_id!r}: {self.num_rows} rows are open")
         shared = self._shared(ids, salt)
         own = max(free, key=lambda row: (shared.get(row.index, 0), -row.last_used))
-        if shared.get(own.index, 0) < _MIN_SHARED:
+        if shared.get(own.index, 0) < MIN_SHARED:
             own = min(free, key=lambda row: (row.length > 0, row.last_used))
             own.length = 0
         own.session_id, own.salt = session_id, salt
@@ -130,7 +135,7 @@ class KVStore:
         """
         shared = self._shared(ids, own.salt) if shared is None else shared
         best = max(shared, key=lambda index: shared[index], default=own.index)
-        if shared.get(best, 0) >= max(_MIN_SHARED, own.shared_prefix(ids) + 1):
+        if shared.get(best, 0) >= max(MIN_SHARED, own.shared_prefix(ids) + 1):
             self._copy_prefix(self.rows[best], own, shared[best])
         return own.shared_prefix(ids)
 
@@ -152,9 +157,13 @@ class KVStore:
 
     def keep_features(self, rows: Tensor, positions: Tensor, inputs: Tensor) -> None:
         """Store what entered the feature layers, inputs[layer, T, H], at slots (rows i64[T], positions i64[T])."""
-        if self.feature_layers:
-            flat = inputs.transpose(0, 1).reshape(inputs.shape[1], -1)
-            self.features[rows, positions] = flat.to(self.dtype)
+        if not self.feature_layers:
+            return
+        slots = self.features.flatten(0, 1)
+        for layer, numbers in enumerate(inputs):
+            # Not by index: torch splits that among OpenMP threads, which then spin for milliseconds on our cores.
+            place = slice(layer * self.hidden, (layer + 1) * self.hidden)
+            slots[:, place].index_copy_(0, rows * self.capacity + positions, numbers.to(self.dtype))
 
     def rollback(self, session_id: str, length: int) -> None:
         """Forget what lies behind `length` tokens. O(1)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from serving.models.kv_store import KVStore, Row
+from serving.models.kv_store import MIN_SHARED, KVStore, Row, num_shared
 from serving.models.packed import CATCH_UP, LayeredDecoder, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
@@ -125,6 +125,9 @@ class PackedLM:
             held = row.shared_prefix(request.ids)
             if held == 0 and budget > 0:  # what came together may share a prefix that one of them has by now
                 held = self._store.adopt(row, request.ids)
+                if held == 0 and any(_leads(segment, row, request.ids) for segment in segments):
+                    segments.append(None)  # in the next pass the prefix is there
+                    continue
             start = min(held, len(request.ids) - request.num_rows)
             lacking = len(request.ids) - start
             if lacking <= request.num_rows + CATCH_UP:
@@ -154,5 +157,14 @@ class PackedLM:
             at += segment.stop - segment.start
             count = wanted.get(segment.row.session_id or "", 0)
             rows.extend(range(at - count, at))
-        logits = self._decoder.logits(hidden[rows])[:, : self._head.vocab_size]
+        if len(rows) < len(hidden):  # as in `keep_features`, not by index
+            hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+        logits = self._decoder.logits(hidden)[:, : self._head.vocab_size]
         return score_tables(logits, requests, id_map=self._head.id_map, with_logsumexp=self._head.with_logsumexp)
+
+
+def _leads(segment: Segment | None, row: Row, ids: Ids) -> bool:
+    """Whether `segment` is about to compute a prefix of `ids` that `row` may take over then."""
+    if segment is None or segment.start > 0 or segment.row.salt != row.salt:
+        return False
+    return num_shared(segment.ids[: segment.stop], ids) >= MIN_SHARED

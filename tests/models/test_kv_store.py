@@ -1,5 +1,7 @@
 """Rows: rollback past any edge, prefixes by salt, least recently used first."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +63,20 @@ def test_the_row_used_longest_ago_is_overwritten_first() -> None:
     assert kv.open("again", texts[1]) == 20
     kv.close("again")
     assert kv.open("gone", texts[0]) == 0
+
+
+def test_keeping_features_leaves_no_thread_spinning() -> None:
+    """OpenMP's threads look for more work for milliseconds, on the cores that the next kernel wants."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        kv = KVStore([KVShape(2, 4)], 4, 64, torch.bfloat16, feature_layers=(0, 1, 2), hidden=576)
+        at, inputs = torch.arange(32), torch.ones(3, 32, 576)
+        time.sleep(0.05)
+        kv.keep_features(at % 4, at // 4, inputs)
+        began = time.process_time()
+        time.sleep(0.02)
+        assert time.process_time() - began < 0.004
+    finally:
+        torch.set_num_threads(threads)
+    assert bool((kv.features[:, :8] == 1).all())

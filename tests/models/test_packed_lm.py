@@ -176,11 +176,12 @@ def test_a_shared_prefix_is_reused_within_its_salt_only() -> None:
         lm.store.check_integrity()
 
 
-def test_what_comes_together_reads_a_shared_prefix_once() -> None:
+@pytest.mark.parametrize("prefill_chunk", [46, 400])
+def test_what_comes_together_reads_a_shared_prefix_once(prefill_chunk: int) -> None:
     prefix = random_ids(40, 8)
     texts = [np.concatenate([prefix, random_ids(6, seed)]) for seed in range(4)]
     for decoder in decoders("llama"):
-        lm = make_lm(decoder, prefill_chunk=46)
+        lm = make_lm(decoder, prefill_chunk=prefill_chunk)
         for index, ids in enumerate(texts):
             lm.open(str(index), ids)
         done: dict[int, Any] = {}
