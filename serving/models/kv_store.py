@@ -49,8 +49,8 @@ class Row:
 def num_shared(a: Ids, b: Ids) -> int:
     """How many leading tokens two texts have in common."""
     n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n
+    same = a[:n] == b[:n]
+    return n if same.all() else int(same.argmin())
 
 
 @dataclass(eq=False)

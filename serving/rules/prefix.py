@@ -15,6 +15,8 @@ def accept_prefix(scores: ScoreTable, keep: npt.NDArray[np.bool_], *, counts: Se
     `next_ids` of the row that follows the accepted prefix. `next_ids` may be a sample, so this is greedy
     and sampled decoding in one. A mismatch in the prefix is recorded as an exception, with `counts` (K) where given.
     """
+    if not len(keep):
+        return Verdict(0, int(scores.next_ids[0]), ("bonus",))
     rejected = np.flatnonzero(~keep)
     num_accepted = int(rejected[0]) if len(rejected) else len(keep)
     met = _met(scores, num_accepted, counts)
