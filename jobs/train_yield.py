@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 from jobs.figures import table
@@ -28,7 +27,7 @@ from serving.errors import ConfigError
 from serving.models.tokenizer import ChatTokenizer
 from serving.trace import Trace, read_traces
 from serving.types import Floats, Ids, as_ids
-from tuning.replay import Costs, Played, Replayed, draft_yields, replay
+from tuning.replay import Costs, Played, Replayed, Yields, draft_yields, replay
 from tuning.selfgen import Dialogue, read_dialogues
 from tuning.train_yield import YieldRecipe, train_yield
 from tuning.yield_report import Accuracy, Arms, calibration, importance
@@ -44,12 +43,17 @@ class Recorded:
 
     dialogue: Dialogue
     task: str
-    model_yields: npt.NDArray[np.int32] | None = None
+    model_yields: Yields | None = None
 
     @property
     def is_held_out(self) -> bool:
         """One in five, by the prompt."""
         return hashlib.sha256(self.dialogue.prompt_ids.tobytes()).digest()[0] % 5 == 0
+
+    def yields(self, default: int) -> Yields:
+        """i32[T]: of the model's drafts, `default` everywhere where nothing is known."""
+        unknown = np.full(len(self.dialogue.output_ids), default, dtype=np.int32)
+        return unknown if self.model_yields is None else self.model_yields
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
     replayed = []
     for one in replay(
         [one.dialogue for one in recorded],
+        [one.yields(args.model_yield) for one in recorded],
         lambda: suffix_cache(cache),
         kinds,
         requests_a_cache=args.requests_a_cache,
@@ -149,11 +154,10 @@ def _report(
 
 def _played(predictor: YieldPredictor, one: Recorded, replayed: Replayed, *, default: int) -> Played:
     predicted = np.clip(predictor.predict(replayed.features), 0.0, replayed.lengths)
-    known = one.model_yields
-    return Played(replayed, predicted, np.full(len(replayed), default, dtype=np.int32) if known is None else known)
+    return Played(replayed, predicted, one.yields(default))
 
 
-def _samples(replayed: Sequence[Replayed]) -> tuple[Floats, npt.NDArray[np.int32]]:
+def _samples(replayed: Sequence[Replayed]) -> tuple[Floats, Yields]:
     """Features f32[N, F] and yields i32[N] of all positions at which the cache has a draft."""
     rows = np.concatenate([one.features[one.lengths > 0] for one in replayed])
     return rows, np.concatenate([one.yields[one.lengths > 0] for one in replayed])

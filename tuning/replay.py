@@ -6,7 +6,6 @@ of its draft and the true continuation. Greedy text is the same whatever drafts,
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,8 @@ from tuning.selfgen import Dialogue
 
 # Rounds between two generations' positions are played by thresholds on the score, so that histories vary.
 _THRESHOLDS = (0.0, 2.0, 4.0, 8.0)
-MODEL_YIELD = 1  # accepted tokens of a model's draft, as far as history goes
+
+Yields = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,23 @@ class Replayed:
 
 
 def replay(
-    dialogues: Sequence[Dialogue], new_cache: Callable[[], SuffixCache], kinds: TokenKinds, *, requests_a_cache: int
+    dialogues: Sequence[Dialogue],
+    model_yields: Sequence[Yields],
+    new_cache: Callable[[], SuffixCache],
+    kinds: TokenKinds,
+    *,
+    requests_a_cache: int,
 ) -> Iterator[Replayed]:
-    """One a dialogue, in order; after so many requests the cache starts empty, as it does with every tenant."""
+    """One a dialogue, in order; after so many requests the cache starts empty, as it does with every tenant.
+
+    `model_yields`, i32[T] a dialogue, are what a model's draft yields at each position: they are history where the
+    cache's draft was not taken.
+    """
     cache = new_cache()
-    for number, dialogue in enumerate(dialogues):
+    for number, (dialogue, yields) in enumerate(zip(dialogues, model_yields, strict=True)):
         if number and number % requests_a_cache == 0:
             cache = new_cache()
-        yield _replay_one(dialogue, cache, kinds, threshold=_THRESHOLDS[number % len(_THRESHOLDS)])
+        yield _replay_one(dialogue, yields, cache, kinds, threshold=_THRESHOLDS[number % len(_THRESHOLDS)])
 
 
 def common_prefix(draft: Ids, truth: Ids) -> int:
@@ -57,12 +66,14 @@ def common_prefix(draft: Ids, truth: Ids) -> int:
     return int(differs[0]) if len(differs) else size
 
 
-def draft_yields(steps: Sequence[StepRecord], output: Ids) -> npt.NDArray[np.int32]:
+def draft_yields(steps: Sequence[StepRecord], output: Ids) -> Yields:
     """i32[T]: how far the draft of each position is right, where each of T rounds emitted one token of `output`."""
     return np.array([common_prefix(as_ids(step.draft_ids), output[t:]) for t, step in enumerate(steps)], np.int32)
 
 
-def _replay_one(dialogue: Dialogue, cache: SuffixCache, kinds: TokenKinds, *, threshold: float) -> Replayed:
+def _replay_one(
+    dialogue: Dialogue, model_yields: Yields, cache: SuffixCache, kinds: TokenKinds, *, threshold: float
+) -> Replayed:
     prompt_len, output = len(dialogue.prompt_ids), dialogue.output_ids
     size = len(output)
     found = Replayed(
@@ -71,7 +82,7 @@ def _replay_one(dialogue: Dialogue, cache: SuffixCache, kinds: TokenKinds, *, th
         np.zeros(size, dtype=np.int32),
         np.zeros(size, dtype=np.float32),
     )
-    rounds = _Rounds(threshold)
+    rounds = _Rounds()
     cache.open("replay", dialogue.prompt_ids)
     for t in range(size):
         match = cache.speculate("replay")
@@ -80,7 +91,8 @@ def _replay_one(dialogue: Dialogue, cache: SuffixCache, kinds: TokenKinds, *, th
             found.lengths[t], found.scores[t] = len(match), match.score
             found.yields[t] = common_prefix(match.ids, output[t:])
             found.features[t] = features(match, Position(prompt_len, t), rounds.history, kinds)
-        rounds.start(t, score=match.score, num_accepted=int(found.yields[t]), is_empty=match.empty)
+        is_cache = not match.empty and match.score > threshold
+        rounds.start(t, num_accepted=int(found.yields[t] if is_cache else model_yields[t]), is_cache=is_cache)
         cache.append("replay", output[t : t + 1])
     cache.close("replay", response_start=prompt_len)
     return found
@@ -89,9 +101,8 @@ def _replay_one(dialogue: Dialogue, cache: SuffixCache, kinds: TokenKinds, *, th
 class _Rounds:
     """A history as decoding would have made it: of rounds that are over, never of the one under way."""
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self) -> None:
         self.history = History()
-        self._threshold = threshold
         self._end = 0
         self._outcome: tuple[int, bool] | None = None
 
@@ -101,13 +112,11 @@ class _Rounds:
             num_accepted, is_cache = self._outcome
             self.history.add(num_accepted, is_cache=is_cache)
 
-    def start(self, t: int, *, score: float, num_accepted: int, is_empty: bool) -> None:
-        if t != self._end:
-            return
-        is_cache = not is_empty and score > self._threshold
-        accepted = num_accepted if is_cache else MODEL_YIELD
-        self._outcome = accepted, is_cache
-        self._end = t + accepted + 1
+    def start(self, t: int, *, num_accepted: int, is_cache: bool) -> None:
+        """The round that begins at t, if the one before has ended there."""
+        if t == self._end:
+            self._outcome = num_accepted, is_cache
+            self._end = t + num_accepted + 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ class Played:
 
     replayed: Replayed
     predicted: Floats
-    model_yields: npt.NDArray[np.int32]
+    model_yields: Yields
 
 
 Arm = Callable[[Played, int], bool]  # (generation, position at which the cache has a draft) -> whether it is taken
@@ -195,9 +204,3 @@ def play(generations: Sequence[Played], arm: Arm, costs: Costs, *, has_model: bo
             t += kept + 1
         tokens += size
     return Outcome(tokens, rounds, accepted, cache_drafts, cost)
-
-
-def constant_yields(generations: Sequence[Replayed], value: int) -> Iterator[npt.NDArray[np.int32]]:
-    """A model of which nothing is known but how much it yields."""
-    for replayed, yielded in zip(generations, repeat(value), strict=False):
-        yield np.full(len(replayed), yielded, dtype=np.int32)

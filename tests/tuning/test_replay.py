@@ -27,8 +27,9 @@ texts = st.lists(st.integers(0, 4), min_size=1, max_size=40)
 dialogues = st.lists(st.builds(lambda p, o: Dialogue(as_ids(p), as_ids(o)), texts, texts), min_size=1, max_size=6)
 
 
-def replayed(found: list[Dialogue], requests_a_cache: int = 3) -> list[Replayed]:
-    return list(replay(found, lambda: SuffixCache(max_draft=8), KINDS, requests_a_cache=requests_a_cache))
+def replayed(found: list[Dialogue], requests_a_cache: int = 3, *, model_yield: int = 1) -> list[Replayed]:
+    yields = [np.full(len(one.output_ids), model_yield, dtype=np.int32) for one in found]
+    return list(replay(found, yields, lambda: SuffixCache(max_draft=8), KINDS, requests_a_cache=requests_a_cache))
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,6 +41,14 @@ def test_yields_are_within_their_drafts(found: list[Dialogue]) -> None:
         assert (one.yields <= one.lengths).all()
         assert (one.yields <= np.arange(len(one), 0, -1)).all()
         assert not one.features[one.lengths == 0].any()
+
+
+def test_rounds_of_the_model_are_history_with_what_it_yields() -> None:
+    text = [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2]
+    one = [Dialogue(as_ids([9]), as_ids(text))]
+    (few,), (many,) = replayed(one, model_yield=0), replayed(one, model_yield=3)
+    assert few.lengths.tolist() == many.lengths.tolist()
+    assert not np.array_equal(few.features, many.features)
 
 
 @settings(max_examples=60, deadline=None)
