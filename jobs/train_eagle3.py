@@ -20,9 +20,9 @@ from jobs.training import (
 )
 from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
-from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config
+from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
 from serving.models.source import resolve_model
-from tuning.eagle3_start import TargetHead, blank_head, start
+from tuning.eagle3_start import TargetHead, blank_head, check_target, start
 from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, export, train
@@ -49,9 +49,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Generate, read features, train, export, measure. Every stage resumes where a killed run stopped."""
+    """Generate, read features, start, train, export, measure. Every stage resumes where a killed run stopped."""
     args = parser().parse_args(argv)
     check_training_options(args, steps_ahead=1, shards=1)
+    check_target(skeleton_of(read_config(args.target)), args.target)
     recipe = Eagle3Recipe(
         vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
         steps_ahead=args.steps_ahead, shards=args.shards, seed=args.seed,
@@ -68,7 +69,8 @@ def main(argv: list[str]) -> int:
     network = load_network(args.target, torch.float32).cpu()
     head, target = blank_head(network, target_ids), TargetHead(network, target_ids)
     del network
-    _start(head, target, data, seed=recipe.seed)
+    if not checkpoint.exists:
+        _start(head, target, data, seed=recipe.seed)
     last = _train(head, target, recipe, data, checkpoint)
     card: dict[str, Any] = {
         "command": "python -m jobs train-eagle3 " + " ".join(argv),

@@ -19,6 +19,7 @@ from serving.decode.guard import DraftPolicy, FixedDrafts, Guard
 from serving.decode.limits import SchedulerLimits
 from serving.decode.scheduler import Scheduler
 from serving.decode.source_guard import SourceGuard
+from serving.decode.text import remembering
 from serving.drafters.chooser import Chooser
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import (
@@ -99,6 +100,8 @@ def build(
             max_draft=profile.max_draft,
             max_unseen=profile.verifier.max_unverified if isinstance(profile.verifier, ViaVerifier) else 0,
             feature_layers=layers,
+            # A round that waits for a prefix is a round without a verdict, which a second tier must not see.
+            waits_for_prefixes=not isinstance(profile.verifier, ViaVerifier),
         ),
     )
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
@@ -107,7 +110,7 @@ def build(
     scheduler = Scheduler(
         verifier=_verifier(profile, target, remote.slim),
         drafter=drafter,
-        decode=tokenizer.decode,
+        decode=remembering(tokenizer.decode),
         limits=limits,
         grouping=Grouping(shares_cores=remote.drafter is None),
         policy=_policy(profile, target, drafter, is_local=remote.drafter is None),

@@ -162,7 +162,7 @@ class ScoringModel(Protocol):
         ...
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
-        """One pass over the batch. None for a request whose prompt is still being fed, chunk by chunk."""
+        """One pass over the batch. None for a request whose prompt is still being fed, or waits for its turn."""
         ...
 
     def close(self, session_id: str) -> None:

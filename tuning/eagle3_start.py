@@ -7,7 +7,7 @@ hidden size, F = 3 H features a position, Vd draft vocabulary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig
 
+from serving.errors import ModelError
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.hf_decoder import final_logits
 from serving.models.packed import Network
@@ -23,7 +24,7 @@ from tuning.train_features import FeatureSet
 
 # Features of a text's first positions are of another size in many models, and nobody drafts there.
 _FIRST = 4
-# Positions to fit on, a number the head reads.
+# Positions to fit on for each number that the head reads.
 _FIT_PER_INPUT = 16
 _RIDGE = 1e-3
 # The score a position starts with towards itself, against about 0 towards others.
@@ -31,8 +32,9 @@ _SELF_SCORE = 8.0
 # Spread of what starts at random, in shares of 1 / sqrt(inputs): it must learn, yet not be heard at first.
 _QUIET = 0.1
 # Regression says the right thing too loudly: what its logits are multiplied by is the best of these.
-_LOUDNESS: tuple[float, ...] = tuple(2.0 ** (-i / 2) for i in range(9))
-_LOUDNESS_POSITIONS = 512
+# Wide, for some families divide or multiply their logits and a head does not.
+_LOUDNESS: tuple[float, ...] = tuple(2.0 ** (i / 2) for i in range(-20, 9))
+_LOUDNESS_TEXTS = 4
 
 
 class TargetHead:
@@ -55,8 +57,21 @@ class TargetHead:
             return torch.softmax(final_logits(F.linear(self.normed(hidden), self._rows), self._config), dim=-1)
 
 
+def check_target(network: Network, model: str) -> None:
+    """Raise ModelError where no head can be trained for `model`. `network` may be without weights."""
+    text, decoder = network.config.get_text_config(), network.get_decoder()
+    target = f"EAGLE-3 target {model!r} of type {network.config.model_type!r}"
+    if getattr(decoder, "norm", None) is None:
+        raise ModelError(f"{target}: its decoder has no 'norm' behind the last layer")
+    if network.lm_head.bias is not None:
+        raise ModelError(f"{target}: its head has a bias, a draft head has none")
+    if getattr(text, "intermediate_size", None) is None:
+        raise ModelError(f"{target}: its config has no 'intermediate_size'")
+    Eagle3Config(text, 0, text.hidden_size).layers_of(text.num_hidden_layers)
+
+
 def blank_head(network: Network, target_ids: Tensor) -> Eagle3Head:
-    """A head as wide as the target, with its embedding and its head's rows; all else is yet to be set.
+    """A head as wide as the target, with the target's embedding and rows of its head; all else is yet to be set.
 
     It has a key head for every query head: the next token reaches the layer through its values alone, and grouped ones
     would be too narrow to carry it.
@@ -68,7 +83,8 @@ def blank_head(network: Network, target_ids: Tensor) -> Eagle3Head:
                      "max_position_embeddings", "vocab_size")
         if getattr(text, name, None) is not None
     }  # fmt: skip
-    theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
+    rope = getattr(text, "rope_parameters", None) or {}
+    theta = rope.get("full_attention", rope).get("rope_theta", 10_000.0)  # Gemma 3 has one a kind of layer
     layer = LlamaConfig(
         num_hidden_layers=1,
         num_key_value_heads=text.num_attention_heads,
@@ -95,7 +111,7 @@ def feature_scale(data: FeatureSet, *, dialogues: int = 100) -> Tensor:
 
 
 def start(head: Eagle3Head, target: TargetHead, data: FeatureSet, *, on_share: Callable[[float], None]) -> None:
-    """Set all weights of `head`. `on_share` hears which share of the text it fits on has been read."""
+    """Set the matrices and the last norm of a blank `head`. `on_share` hears how much of what it fits on was read."""
     fit = _fit(head, target, data, on_share)
     size, width, config = head.config.hidden_size, head.fc.in_features, head.config
     layer, attention = head.midlayer, head.midlayer.self_attn
@@ -105,9 +121,9 @@ def start(head: Eagle3Head, target: TargetHead, data: FeatureSet, *, on_share: C
         layer.mlp.down_proj.weight.mul_(_QUIET)
         head.fc.weight.copy_(fit.weights[:width].T)
         # The token's part as a product of two matrices of the attention's width.
-        left, share, right = torch.linalg.svd(fit.weights[width:].T)
+        left, singular, right = torch.linalg.svd(fit.weights[width:].T)
         rank = min(size, attention.v_proj.out_features)
-        root = share[:rank].sqrt()
+        root = singular[:rank].sqrt()
         attention.o_proj.weight.mul_(_QUIET)
         attention.o_proj.weight[:, :rank] = left[:, :rank] * root
         attention.v_proj.weight.mul_(_QUIET)
@@ -129,46 +145,47 @@ class _Fit:
 
 
 def _fit(head: Eagle3Head, target: TargetHead, data: FeatureSet, on_share: Callable[[float], None]) -> _Fit:
-    width = head.fc.in_features + head.config.hidden_size
+    size = head.config.hidden_size
+    width = head.fc.in_features + size
     wanted = _FIT_PER_INPUT * width
+    kept_back = min(_LOUDNESS_TEXTS, len(data) // 8)
     squares = torch.zeros(width, width, dtype=torch.float64)
-    products = torch.zeros(width, head.config.hidden_size, dtype=torch.float64)
-    sizes, count, last = torch.zeros(head.config.hidden_size, dtype=torch.float64), 0, None
-    for index in range(len(data)):
+    products = torch.zeros(width, size, dtype=torch.float64)
+    sizes, count = torch.zeros(size, dtype=torch.float64), 0
+    for index in range(len(data) - kept_back):
         read, hidden = _pairs(head, data, index)
         said = target.normed(hidden)
-        squares += (read.T @ read).double()
-        products += (read.T @ said).double()
-        sizes += said.square().sum(dim=0).double()
+        squares += read.T @ read
+        products += read.T @ said
+        sizes += said.square().sum(dim=0)
         count += len(read)
-        if len(read):
-            last = (read, hidden)
         on_share(min(1.0, count / wanted))
         if count >= wanted:
             break
     norm = (sizes / max(1, count)).sqrt().clamp_min(1e-6)
-    ridge = torch.diag(squares.diagonal() * _RIDGE + 1e-6 * max(1, count))
-    weights = (torch.linalg.solve(squares + ridge, products) / norm).float()
-    quiet = 1.0 if last is None else _best_loudness(head, target, weights, norm.float(), *last)
-    return _Fit(weights, norm.float() * quiet)
+    # By size, so that the ridge is the same share of every input.
+    scale = squares.diagonal().sqrt().clamp_min(1e-12)
+    squares.div_(scale).div_(scale[:, None]).diagonal().add_(_RIDGE)
+    weights = torch.cholesky_solve(products / scale[:, None], torch.linalg.cholesky(squares)) / scale[:, None] / norm
+    fit = _Fit(weights.float(), norm.float())
+    texts = [_pairs(head, data, len(data) - 1 - index) for index in range(kept_back)]
+    return _Fit(fit.weights, fit.norm * _best_loudness(head, target, fit, texts))
 
 
 def _pairs(head: Eagle3Head, data: FeatureSet, index: int) -> tuple[Tensor, Tensor]:
     """What the head reads at each position of a text, [n, F + H], and the target's last output one position on."""
     example = data[index]
-    read = torch.cat([example.features[:-1], _rms_normed(F.embedding(example.ids[1:], head.embedding))], dim=-1)
-    return read[_FIRST:], example.hidden[1:][_FIRST:]
+    with torch.no_grad():
+        token = head.midlayer.input_layernorm(F.embedding(example.ids[1:], head.embedding))
+    return torch.cat([example.features[:-1], token], dim=-1)[_FIRST:], example.hidden[1:][_FIRST:]
 
 
-def _best_loudness(
-    head: Eagle3Head, target: TargetHead, weights: Tensor, norm: Tensor, read: Tensor, hidden: Tensor
-) -> float:
-    """The factor of logits at which their cross-entropy to the target's distribution is least, on one text."""
-    read, probs = read[:_LOUDNESS_POSITIONS], target.probs(hidden[:_LOUDNESS_POSITIONS])
-    logits = F.linear(_rms_normed(read @ weights) * norm, head.lm_head)
-    losses = [float(-(probs * F.log_softmax(logits * factor, dim=-1)).sum()) for factor in _LOUDNESS]
-    return _LOUDNESS[losses.index(min(losses))]
-
-
-def _rms_normed(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+def _best_loudness(head: Eagle3Head, target: TargetHead, fit: _Fit, texts: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """The factor of logits at which their cross-entropy to the target's distribution is least, on `texts`."""
+    losses = torch.zeros(len(_LOUDNESS))
+    with torch.no_grad():
+        head.norm.weight.copy_(fit.norm)
+        for read, hidden in texts:
+            probs, logits = target.probs(hidden), head.logits(read @ fit.weights)
+            losses += torch.stack([-(probs * F.log_softmax(logits * f, dim=-1)).sum() for f in _LOUDNESS])
+    return _LOUDNESS[int(losses.argmin())]

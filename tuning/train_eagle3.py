@@ -93,7 +93,9 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = recipe.learning_rate * learning_rate_share(step, len(batches), recipe.warm_up)
             shards = [batches[step][i :: recipe.shards] for i in range(recipe.shards)]
-            results = list(pool.map(objective.gradients, [[data[i] for i in shard] for shard in shards if shard]))
+            examples = [[data[i] for i in shard] for shard in shards if shard]
+            # One by itself has all threads to itself.
+            results = list((pool.map if len(examples) > 1 else map)(objective.gradients, examples))
             for parameter, *gradients in zip(parameters, *(result.gradients for result in results), strict=True):
                 parameter.grad = torch.stack(gradients).mean(dim=0)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)

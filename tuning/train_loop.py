@@ -49,6 +49,10 @@ class Checkpoint:
     path: Path
     made_with: Mapping[str, str]
 
+    @property
+    def exists(self) -> bool:
+        return self.path.is_file()
+
     def check(self) -> None:
         """Raise ConfigError if the file is of a training that differs in one of the names given here."""
         self._read()
@@ -78,7 +82,7 @@ class Checkpoint:
         return int(state["step"])
 
     def _read(self) -> dict[str, Any] | None:
-        if not self.path.is_file():
+        if not self.exists:
             return None
         state: dict[str, Any] = torch.load(self.path, weights_only=True)
         found = state.get("made_with", {})

@@ -1,12 +1,22 @@
 """From ids to text, token by token: whole characters only, and never the beginning of a stop string."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 # A character is at most four bytes, so at most three byte-level tokens wait for the rest of one.
 _MAX_UNDECIDED = 3
 # Of a text that is gone on from, ids that say how: one would do, but special tokens leave no trace.
 NUM_BEFORE = 4
 _REPLACEMENT = "�"
+# Texts as short as a stream's window, and how many of them are remembered.
+_FEW = 2
+_NUM_REMEMBERED = 1 << 15
+
+
+def remembering(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+    """`decode` with its latest answers for one or two ids at hand: a stream asks for the same ones again and again."""
+    known = lru_cache(_NUM_REMEMBERED)(decode)
+    return lambda ids: known(tuple(ids)) if len(ids) <= _FEW else decode(ids)
 
 
 class TextStream:

@@ -149,19 +149,25 @@ class Eagle3LM:
         rows = [reading.row.index for reading in readings]
         slots = [(reading.next - 1) % _KEPT for reading in readings]
         segments = [Segment(r.row, r.following, r.next, r.next + 1) for r in readings]
-        self._read(readings, segments, self._outputs[rows, slots])
+        self._read(readings, segments, self._outputs.flatten(0, 1).index_select(0, self._slots(rows, slots)))
 
     def _read(self, readings: Sequence[_Reading], segments: Sequence[Segment], g: Tensor) -> None:
         for segment in segments:  # should the pass fail, nobody takes half-written slots for what they were
             segment.row.length = min(segment.row.length, segment.start)
         out = self._runner.forward(g, pack(segments, device=self._store.device), self._store)
         ends = np.cumsum([segment.stop - segment.start for segment in segments])
-        last = out[(ends - 1).tolist()]
-        self._outputs[[s.row.index for s in segments], [(s.stop - 1) % _KEPT for s in segments]] = last.float()
+        last = out.index_select(0, torch.from_numpy(ends - 1).to(out.device))
+        kept = self._slots([s.row.index for s in segments], [(s.stop - 1) % _KEPT for s in segments])
+        self._outputs.flatten(0, 1).index_copy_(0, kept, last.float())
         for reading, segment, one in zip(readings, segments, last, strict=True):
             segment.row.ids[segment.start : segment.stop] = segment.ids[segment.start : segment.stop]
             segment.row.length = reading.next = segment.stop
             reading.out = one
+
+    def _slots(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Where the kept outputs of `rows` stand in one list of them all; for why see `KVStore.keep_features`."""
+        flat = [row * _KEPT + place for row, place in zip(rows, places, strict=True)]
+        return torch.tensor(flat, device=self._outputs.device)
 
     def _tables(self, readings: Sequence[_Reading]) -> Iterator[ScoreTable | None]:
         done = [reading for reading in readings if reading.is_done and reading.out is not None]

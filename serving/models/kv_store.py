@@ -135,7 +135,7 @@ class KVStore:
         """
         shared = self._shared(ids, own.salt) if shared is None else shared
         best = max(shared, key=lambda index: shared[index], default=own.index)
-        if shared.get(best, 0) >= max(MIN_SHARED, own.shared_prefix(ids) + 1):
+        if shared.get(best, 0) >= own.shared_prefix(ids) + MIN_SHARED:
             self._copy_prefix(self.rows[best], own, shared[best])
         return own.shared_prefix(ids)
 
@@ -159,11 +159,12 @@ class KVStore:
         """Store what entered the feature layers, inputs[layer, T, H], at slots (rows i64[T], positions i64[T])."""
         if not self.feature_layers:
             return
-        slots = self.features.flatten(0, 1)
+        slots, at = self.features.flatten(0, 1), rows * self.capacity + positions
         for layer, numbers in enumerate(inputs):
-            # Not by index: torch splits that among OpenMP threads, which then spin for milliseconds on our cores.
+            # Not slots[at] = ...: from 3,000 numbers on torch splits that among OpenMP threads, which then spin for
+            # milliseconds on the cores that the next kernel wants. This, and index_select, it splits from 32,768 on.
             place = slice(layer * self.hidden, (layer + 1) * self.hidden)
-            slots[:, place].index_copy_(0, rows * self.capacity + positions, numbers.to(self.dtype))
+            slots[:, place].index_copy_(0, at, numbers.to(self.dtype))
 
     def rollback(self, session_id: str, length: int) -> None:
         """Forget what lies behind `length` tokens. O(1)."""

@@ -33,7 +33,7 @@ class LoadOptions:
 
     Of each session one pass scores a draft's rows, and before them those of at most `max_unseen` tokens that earlier
     passes left out. What enters `feature_layers` (ascending) is kept beside the KV, for a drafter that reads it. Where
-    `kept` names layers, no other layer is loaded.
+    `kept` names layers, no other layer is loaded. For `waits_for_prefixes` see PackedLM.
     """
 
     role: str
@@ -47,6 +47,7 @@ class LoadOptions:
     with_logsumexp: bool = False
     feature_layers: tuple[int, ...] = ()
     kept: tuple[int, ...] | None = None
+    waits_for_prefixes: bool = False
 
     @property
     def capacity(self) -> int:
@@ -84,7 +85,10 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
         id_map=None if draft is None else draft.id_map.to(default_device()),
         with_logsumexp=options.with_logsumexp,
     )
-    return PackedLM(decoder, store, head=head, prefill_chunk=options.prefill_chunk)
+    return PackedLM(
+        decoder, store, head=head,
+        prefill_chunk=options.prefill_chunk, waits_for_prefixes=options.waits_for_prefixes,
+    )  # fmt: skip
 
 
 def _network(model: str, options: LoadOptions, draft: DraftModel | None) -> Network:

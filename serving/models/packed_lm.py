@@ -23,13 +23,26 @@ class HeadOptions:
 
 
 class PackedLM:
-    """Implements ScoringModel. A call carries whole sequences; only what the KV store lacks is computed."""
+    """Implements ScoringModel. A call carries whole sequences; only what the KV store lacks is computed.
 
-    def __init__(self, decoder: LayeredDecoder, store: KVStore, *, head: HeadOptions, prefill_chunk: int) -> None:
+    With `waits_for_prefixes` a prompt whose other half, or more, an earlier request of the same call is about to read
+    gets None once and takes it over then.
+    """
+
+    def __init__(
+        self,
+        decoder: LayeredDecoder,
+        store: KVStore,
+        *,
+        head: HeadOptions,
+        prefill_chunk: int,
+        waits_for_prefixes: bool = False,
+    ) -> None:
         self._decoder = decoder
         self._store = store
         self._head = head
         self._prefill_chunk = prefill_chunk
+        self._waits_for_prefixes = waits_for_prefixes
 
     @property
     def decoder(self) -> LayeredDecoder:
@@ -58,7 +71,7 @@ class PackedLM:
         self._store.rollback(session_id, length)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
-        """One packed pass. Prompts share `prefill_chunk` tokens a pass, first come first served."""
+        """One packed pass. Prompts share `prefill_chunk` tokens a pass, first come first served; the rest waits."""
         segments = self._plan(requests)
         live = [segment for segment in segments if segment is not None]
         if not live:
@@ -123,10 +136,10 @@ class PackedLM:
             row = self._store.row(request.session_id)
             # The rows to score are computed even if they are cached: their logits are not.
             held = row.shared_prefix(request.ids)
-            if held == 0 and budget > 0:  # what came together may share a prefix that one of them has by now
+            if budget > 0 and len(request.ids) - held >= MIN_SHARED:
                 held = self._store.adopt(row, request.ids)
-                if held == 0 and any(_leads(segment, row, request.ids) for segment in segments):
-                    segments.append(None)  # in the next pass the prefix is there
+                if self._is_worth_waiting(request, row, held, segments):
+                    segments.append(None)
                     continue
             start = min(held, len(request.ids) - request.num_rows)
             lacking = len(request.ids) - start
@@ -139,6 +152,19 @@ class PackedLM:
             budget -= max(0, fed)
             segments.append(Segment(row, request.ids, start, start + fed) if fed > 0 else None)
         return segments
+
+    def _is_worth_waiting(self, request: ScoreRequest, row: Row, held: int, planned: Sequence[Segment | None]) -> bool:
+        """Whether this pass reads half or more of what a prompt lacks, for another request with the same prefix."""
+        if not self._waits_for_prefixes:
+            return False
+        most = len(request.ids) - request.num_rows  # rows to score are computed in any case
+        ahead = (
+            min(most, num_shared(segment.ids[: segment.stop], request.ids))
+            for segment in planned
+            if segment is not None and segment.row.salt == row.salt
+        )
+        gain = max(ahead, default=0) - held
+        return gain >= MIN_SHARED and 2 * gain >= len(request.ids) - held
 
     def _remember(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -157,14 +183,7 @@ class PackedLM:
             at += segment.stop - segment.start
             count = wanted.get(segment.row.session_id or "", 0)
             rows.extend(range(at - count, at))
-        if len(rows) < len(hidden):  # as in `keep_features`, not by index
+        if len(rows) < len(hidden):  # not hidden[rows]: see `KVStore.keep_features`
             hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
         logits = self._decoder.logits(hidden)[:, : self._head.vocab_size]
         return score_tables(logits, requests, id_map=self._head.id_map, with_logsumexp=self._head.with_logsumexp)
-
-
-def _leads(segment: Segment | None, row: Row, ids: Ids) -> bool:
-    """Whether `segment` is about to compute a prefix of `ids` that `row` may take over then."""
-    if segment is None or segment.start > 0 or segment.row.salt != row.salt:
-        return False
-    return num_shared(segment.ids[: segment.stop], ids) >= MIN_SHARED

@@ -3,9 +3,9 @@
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,6 @@ from serving.models.source import resolve_model
 from serving.types import Ids, as_ids
 
 log = logging.getLogger(__name__)
-
-# A text stream asks for the same one or two tokens again and again: a cached answer costs a tenth.
-_FEW = 2
-_NUM_CACHED = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -137,13 +133,6 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text; special tokens leave no trace."""
-        return self._decode_few(tuple(ids)) if len(ids) <= _FEW else self._decode(ids)
-
-    @cached_property
-    def _decode_few(self) -> Callable[[tuple[int, ...]], str]:
-        return lru_cache(_NUM_CACHED)(self._decode)
-
-    def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 

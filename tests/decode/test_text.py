@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from serving.decode.text import TextStream
+from serving.decode.text import TextStream, remembering
 
 
 def utf8(ids: Sequence[int]) -> str:
@@ -119,3 +119,16 @@ def test_a_stop_string_counts_only_where_the_text_may_end() -> None:
     crossing = TextStream(utf8, ["abc"])
     assert [crossing.push(byte, may_end=i >= 2) for i, byte in enumerate(b"abc")] == [False, False, True]
     assert crossing.finish() == ""
+
+
+def test_what_was_decoded_lately_is_not_decoded_again() -> None:
+    asked: list[list[int]] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        asked.append(list(ids))
+        return "".join(chr(97 + one) for one in ids)
+
+    known = remembering(decode)
+    for _ in range(2):
+        assert [known([0]), known([0, 1]), known([0, 1, 2])] == ["a", "ab", "abc"]
+    assert asked == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]

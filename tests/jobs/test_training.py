@@ -21,7 +21,7 @@ VERBS = ("train-drafter", "train-eagle3")
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """A target with a config and nothing else: whatever loads it fails."""
-    tiny_model("llama").config.save_pretrained(tmp_path / "bare")
+    tiny_model("llama", num_hidden_layers=8).config.save_pretrained(tmp_path / "bare")
     return tmp_path / "bare"
 
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["train-drafter", "--layers", "0,3"], "--layers: '0,3' names a layer outside 0..2"),
+        (["train-drafter", "--layers", "0,8"], "--layers: '0,8' names a layer outside 0..7"),
         (["train-drafter", "--layers", "x"], "--layers: must be integers"),
         (["train-eagle3", "--steps-ahead", "0"], "--steps-ahead: must be at least 1"),
         (["train-eagle3", "--shards", "0"], "--shards: must be at least 1"),
@@ -82,6 +82,23 @@ def test_so_is_what_one_job_alone_is_told(
 ) -> None:
     assert main([*flags, "--target", str(bare), "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("phi", {}, "of type 'phi': its decoder has no 'norm' behind the last layer"),
+        ("llama", {"num_hidden_layers": 6}, "feature layers must be three ascending layers"),
+    ],
+)
+def test_a_target_that_no_head_can_be_trained_for_is_refused_before_anything_is_generated(
+    family: str, changes: dict[str, int], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_model(family, **{"num_hidden_layers": 8, **changes}).config.save_pretrained(tmp_path / family)
+    assert main(["train-eagle3", "--target", str(tmp_path / family), "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -65,18 +65,30 @@ def test_the_row_used_longest_ago_is_overwritten_first() -> None:
     assert kv.open("gone", texts[0]) == 0
 
 
+def test_features_go_to_their_slots_layer_by_layer() -> None:
+    kv = KVStore([KVShape(2, 4)], 3, 8, torch.float32, feature_layers=(0, 1), hidden=2)
+    kv.features.zero_()
+    inputs = torch.arange(12.0).view(2, 3, 2)
+    kv.keep_features(torch.tensor([2, 0, 2]), torch.tensor([5, 1, 6]), inputs)
+    assert kv.features[2, 5].tolist() == [0, 1, 6, 7]
+    assert kv.features[0, 1].tolist() == [2, 3, 8, 9]
+    assert kv.features[2, 6].tolist() == [4, 5, 10, 11]
+    assert int(kv.features.count_nonzero()) == 11
+
+
 def test_keeping_features_leaves_no_thread_spinning() -> None:
     """OpenMP's threads look for more work for milliseconds, on the cores that the next kernel wants."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         kv = KVStore([KVShape(2, 4)], 4, 64, torch.bfloat16, feature_layers=(0, 1, 2), hidden=576)
-        at, inputs = torch.arange(32), torch.ones(3, 32, 576)
-        time.sleep(0.05)
-        kv.keep_features(at % 4, at // 4, inputs)
-        began = time.process_time()
-        time.sleep(0.02)
-        assert time.process_time() - began < 0.004
+        at, inputs, spent = torch.arange(32), torch.ones(3, 32, 576), []
+        for _ in range(5):  # the best of five: other threads of this process may have something to do
+            time.sleep(0.02)
+            kv.keep_features(at % 4, at // 4, inputs)
+            began = time.process_time()
+            time.sleep(0.02)
+            spent.append(time.process_time() - began)
     finally:
         torch.set_num_threads(threads)
-    assert bool((kv.features[:, :8] == 1).all())
+    assert min(spent) < 0.003

@@ -1,6 +1,7 @@
 """PackedLM against the stock models: logits of ragged batches, chunks, rollbacks and shared prefixes."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,10 @@ def stock_features(ids: Ids, layers: tuple[int, ...]) -> torch.Tensor:
     return torch.cat([entering[layer] for layer in layers], dim=-1)
 
 
-def make_lm(decoder: Any, *, num_rows: int = 4, prefill_chunk: int = 256) -> PackedLM:
+def make_lm(decoder: Any, *, num_rows: int = 4, prefill_chunk: int = 256, waits: bool = False) -> PackedLM:
     head = HeadOptions(vocab_size=VOCAB)
-    return PackedLM(decoder, make_store(decoder, num_rows=num_rows), head=head, prefill_chunk=prefill_chunk)
+    store = make_store(decoder, num_rows=num_rows)
+    return PackedLM(decoder, store, head=head, prefill_chunk=prefill_chunk, waits_for_prefixes=waits)
 
 
 def random_ids(length: int, seed: int) -> Ids:
@@ -176,24 +178,56 @@ def test_a_shared_prefix_is_reused_within_its_salt_only() -> None:
         lm.store.check_integrity()
 
 
-@pytest.mark.parametrize("prefill_chunk", [46, 400])
-def test_what_comes_together_reads_a_shared_prefix_once(prefill_chunk: int) -> None:
-    prefix = random_ids(40, 8)
-    texts = [np.concatenate([prefix, random_ids(6, seed)]) for seed in range(4)]
+def texts_after(prefix: Ids, count: int, *, own: int = 6) -> list[Ids]:
+    return [np.concatenate([prefix, random_ids(own, seed)]) for seed in range(count)]
+
+
+def passes_of(lm: PackedLM, texts: list[Ids], *, salts: str = "") -> list[int]:
+    """In which pass each of `texts` was scored, all asked for together; the tokens are the stock model's."""
+    for index, ids in enumerate(texts):
+        lm.open(str(index), ids, salt=salts[index : index + 1])
+    done: dict[int, int] = {}
+    number = 0
+    while len(done) < len(texts):
+        number += 1
+        asked = [index for index in range(len(texts)) if index not in done]
+        tables = lm.score([ScoreRequest(str(index), texts[index]) for index in asked])
+        for index, table in zip(asked, tables, strict=True):
+            if table is not None:
+                done[index] = number
+                assert table.next_ids[0] == stock_logits(tiny_model("llama"), texts[index])[-1].argmax()
+    for index in range(len(texts)):
+        lm.close(str(index))
+    return [done[index] for index in range(len(texts))]
+
+
+@pytest.mark.parametrize(("prefill_chunk", "waits"), [(46, False), (46, True), (400, True)])
+def test_what_comes_together_reads_a_shared_prefix_once(prefill_chunk: int, waits: bool) -> None:
     for decoder in decoders("llama"):
-        lm = make_lm(decoder, prefill_chunk=prefill_chunk)
-        for index, ids in enumerate(texts):
-            lm.open(str(index), ids)
-        done: dict[int, Any] = {}
-        passes = 0
-        while len(done) < len(texts):
-            passes += 1
-            for index, table in enumerate(lm.score([ScoreRequest(str(i), ids) for i, ids in enumerate(texts)])):
-                if table is not None:
-                    done[index] = table
-        assert passes == 2  # 46 tokens of the first, then 6 of each other one
-        for index, ids in enumerate(texts):
-            assert done[index].next_ids[0] == stock_logits(tiny_model("llama"), ids)[-1].argmax()
+        lm = make_lm(decoder, prefill_chunk=prefill_chunk, waits=waits)
+        # 46 tokens of the first, then 6 of each other one
+        assert passes_of(lm, texts_after(random_ids(40, 8), 4)) == [1, 2, 2, 2]
+
+
+def test_nobody_waits_where_little_would_be_gained() -> None:
+    prefix = random_ids(40, 8)
+    for decoder in decoders("llama"):
+        assert passes_of(make_lm(decoder), texts_after(prefix, 4)) == [1, 1, 1, 1]  # a drafter would miss a round
+        waiting = partial(make_lm, decoder, waits=True)
+        assert passes_of(waiting(), texts_after(prefix, 4), salts="abca") == [1, 1, 1, 2]
+        assert passes_of(waiting(), texts_after(prefix[:15], 4)) == [1, 1, 1, 1]
+        assert passes_of(waiting(), texts_after(prefix, 3, own=42)) == [1, 1, 1]
+        warm = waiting()
+        passes_of(warm, texts_after(prefix, 1))
+        assert passes_of(warm, texts_after(prefix, 4)) == [1, 1, 1, 1]  # read before
+
+
+def test_more_that_is_shared_is_waited_for_behind_a_prefix_that_all_have() -> None:
+    known, more = random_ids(30, 8), random_ids(50, 9)
+    for decoder in decoders("llama"):
+        lm = make_lm(decoder, waits=True)
+        passes_of(lm, texts_after(known, 1))
+        assert passes_of(lm, texts_after(np.concatenate([known, more]), 4)) == [1, 2, 2, 2]
 
 
 def test_case_13_layers_that_cannot_be_rolled_back_are_refused_by_name() -> None:

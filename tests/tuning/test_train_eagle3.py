@@ -1,6 +1,7 @@
 """Training on a toy, end to end: the head drafts what its target goes on to say, and a killed training resumes."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_LAYERS, CAPACITY, PROMPT, ANSWER = 8, 64, 6, 24
 LAYERS = Eagle3Config(tiny_model("llama").config, 0, 0).layers_of(NUM_LAYERS)
 RECIPE = Eagle3Recipe(
-    vocab_size=120, epochs=120, learning_rate=2e-3, tokens_per_batch=256, max_length=CAPACITY, steps_per_checkpoint=5,
+    vocab_size=120, epochs=120, learning_rate=6e-3, tokens_per_batch=256, max_length=CAPACITY, steps_per_checkpoint=5,
     shards=2,
 )  # fmt: skip
 
@@ -126,10 +127,13 @@ def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue
 class Texts(FeatureSet):
     """Random texts whose last hidden state is a linear map of the features and of the next token's embedding."""
 
-    def __init__(self, made: torch.nn.Module, *, count: int, num_features: int, hidden: int) -> None:
+    def __init__(
+        self, made: torch.nn.Module, *, count: int, num_features: int, hidden: int, features: float = 1.0
+    ) -> None:
         super().__init__((), ())
         noise = torch.Generator().manual_seed(0)
         mix = torch.randn(num_features + hidden, hidden, generator=noise)
+        mix[:num_features] *= features
         sizes = 10.0 ** torch.linspace(-1, 2, num_features)
         embedding = made.get_input_embeddings().weight
         self.lengths = [40] * count
@@ -149,17 +153,31 @@ class Texts(FeatureSet):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_head_of_any_family_starts_where_a_linear_map_says_what_the_target_will(family: str) -> None:
+@pytest.mark.parametrize("heard", ["features and token", "token"])
+def test_a_head_of_any_family_starts_where_a_linear_map_says_what_the_target_will(family: str, heard: str) -> None:
     made = tiny_model(family)
-    texts, ids = Texts(made, count=200, num_features=192, hidden=64), torch.arange(40)
-    head, target_head = blank_head(made, ids), TargetHead(made, ids)
-    torch.manual_seed(0)
-    start(head, target_head, texts, on_share=lambda _: None)
+    texts = Texts(made, count=200, num_features=192, hidden=64, features=float(heard != "token"))
+    head, target_head = started(made, texts, torch.arange(VOCAB))
     with torch.no_grad():
         head.fc.weight.mul_(scale := feature_scale(texts))
     objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=1), scale)
-    _, (agreement,) = objective.loss(objective._pad([texts[199]]))
-    assert agreement > 0.3  # of 40 tokens, so one of random weights would be right once in 40 times
+    loss, (agreement,) = objective.loss(objective._pad([texts[i] for i in range(190, 200)]))
+    assert agreement > 0.3  # by chance 1 / 199
+    assert loss < math.log(VOCAB)  # what a head that knows nothing would have
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+def test_a_head_may_be_narrower_or_wider_than_its_stream(heads: int) -> None:
+    made = tiny_model("llama", num_attention_heads=heads)
+    head, _ = started(made, Texts(made, count=200, num_features=192, hidden=64), torch.arange(VOCAB))
+    assert head.midlayer.self_attn.o_proj.weight.shape == (64, 16 * heads)
+
+
+def started(made: torch.nn.Module, texts: FeatureSet, ids: torch.Tensor) -> tuple[Eagle3Head, TargetHead]:
+    torch.manual_seed(0)
+    head, target_head = blank_head(made, ids), TargetHead(made, ids)
+    start(head, target_head, texts, on_share=lambda _: None)
+    return head, target_head
 
 
 @pytest.mark.parametrize(("num_prompt", "first"), [(1, 0), (2, 0), (6, 4), (16, 14), (17, 15), (40, 15)])
