@@ -55,7 +55,10 @@ class OracleChooser:
         return [self._takes_cache(choice) for choice in choices]
 
     def _takes_cache(self, choice: Choice) -> bool:
-        known, t = self._known[request_number(choice.session_id)], choice.position.num_emitted
+        number, t = request_number(choice.session_id), choice.position.num_emitted
+        if number is None:  # the model is what an engine that is being built measures
+            return False
+        known = self._known[number]
         return bool(common_prefix(choice.match.ids, known.output_ids[t:]) >= known.model_yields[t])
 
 
@@ -64,9 +67,10 @@ def request_name(number: int, *, call: int = 0) -> str:
     return f"{call}-{number}"
 
 
-def request_number(name: str) -> int:
-    """What `request_name` was made of."""
-    return int(name.rpartition("-")[2])
+def request_number(name: str) -> int | None:
+    """What `request_name` was made of; None for a name of another kind."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else None
 
 
 def build_oracle(profile: Profile, prompts: Sequence[Prompt], requests: Sequence[GenerationRequest]) -> Built:

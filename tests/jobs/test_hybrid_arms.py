@@ -21,7 +21,7 @@ from serving.drafters.suffix import SuffixDrafter as SuffixRole
 from serving.errors import ConfigError
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
-from serving.protocols import Drafter
+from serving.protocols import Drafter, DraftRequest
 from serving.types import as_ids
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import ScriptedModel, oracle, plain, spell
@@ -82,6 +82,14 @@ def test_the_oracle_says_the_same_in_fewer_cycles_than_either_source_where_it_dr
         assert best.cycles_per_1k < other.cycles_per_1k
 
 
+def test_what_a_build_measures_is_the_model() -> None:
+    cache = SuffixRole(SuffixCache(max_draft=8))
+    drafter = HybridRole(cache, model(), OracleChooser(known()), model_max_draft=4)
+    repeated = as_ids([1, 2, 3, 4] * 6)
+    (draft,) = drafter.start([DraftRequest("measure", repeated, len(repeated), 4)]).result()
+    assert draft.source == "model"
+
+
 def test_a_cycle_is_a_round_a_thousand_tokens() -> None:
     found = profile_arm(built(oracle(looping, right=4)), WORK).measure()
     assert found.target_passes_per_token is not None
@@ -90,6 +98,7 @@ def test_a_cycle_is_a_round_a_thousand_tokens() -> None:
 
 def test_a_request_is_known_by_its_number_in_every_call() -> None:
     assert request_number(request_name(17, call=4)) == 17
+    assert request_number("measure") is None
     assert [one.request_id for one in WORK.requests(call=2)] == ["2-0", "2-1", "2-2"]
     assert {one.salt for call in (1, 2) for one in WORK.requests(call=call)} == {"repeat-1", "repeat-2"}
 
