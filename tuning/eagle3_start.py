@@ -168,7 +168,7 @@ def _fit(head: Eagle3Head, target: TargetHead, data: FeatureSet, on_share: Calla
     squares.div_(scale).div_(scale[:, None]).diagonal().add_(_RIDGE)
     weights = torch.cholesky_solve(products / scale[:, None], torch.linalg.cholesky(squares)) / scale[:, None] / norm
     fit = _Fit(weights.float(), norm.float())
-    texts = [_pairs(head, data, len(data) - 1 - index) for index in range(kept_back)]
+    texts = [_pairs(head, data, len(data) - 1 - index) for index in range(max(1, kept_back))]
     return _Fit(fit.weights, fit.norm * _best_loudness(head, target, fit, texts))
 
 
@@ -188,4 +188,4 @@ def _best_loudness(head: Eagle3Head, target: TargetHead, fit: _Fit, texts: Seque
         for read, hidden in texts:
             probs, logits = target.probs(hidden), head.logits(read @ fit.weights)
             losses += torch.stack([-(probs * F.log_softmax(logits * f, dim=-1)).sum() for f in _LOUDNESS])
-    return _LOUDNESS[int(losses.argmin())]
+    return _LOUDNESS[int(losses.argmin())] if losses.any() else 1.0  # a text may be too short to say

@@ -166,6 +166,15 @@ def test_a_head_of_any_family_starts_where_a_linear_map_says_what_the_target_wil
     assert loss < math.log(VOCAB)  # what a head that knows nothing would have
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_few_texts_are_enough_to_start(count: int) -> None:
+    made = tiny_model("llama")
+    head, target_head = started(made, Texts(made, count=count, num_features=192, hidden=64), torch.arange(VOCAB))
+    hidden = torch.randn(64, 64)
+    loudness = head.norm.weight.norm() / target_head.normed(hidden).square().mean(dim=0).sqrt().norm()
+    assert loudness > 0.05
+
+
 @pytest.mark.parametrize("heads", [2, 8])
 def test_a_head_may_be_narrower_or_wider_than_its_stream(heads: int) -> None:
     made = tiny_model("llama", num_attention_heads=heads)
