@@ -22,12 +22,12 @@ from serving.config import Eagle3Drafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
 from serving.models.source import resolve_model
-from tuning.eagle3_start import TargetHead, blank_head, check_target, start
 from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, export, train
 from tuning.train_features import FeatureSet, read_features
 from tuning.train_loop import Checkpoint
+from tuning.train_start import TargetHead, blank_head, check_target, start
 
 SUMMARY = "train an EAGLE-3 head for any target, on text it writes itself"
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from serving.models.eagle3 import Eagle3Head
 from serving.models.eagle3_checkpoint import CARD
-from tuning.eagle3_start import TargetHead, feature_scale
 from tuning.train_features import Example, FeatureSet
 from tuning.train_loop import Checkpoint, learning_rate_share, length_batches
+from tuning.train_start import TargetHead, feature_scale
 from tuning.train_unroll import Unroll
 
 

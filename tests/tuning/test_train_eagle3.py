@@ -21,12 +21,12 @@ from serving.protocols import DraftRequest, ScoreRequest
 from serving.types import Ids
 from tests.models.test_packed_lm import random_ids
 from tests.models.tiny import FAMILIES, VOCAB, tiny_model
-from tuning.eagle3_start import TargetHead, blank_head, feature_scale, start
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, Objective, export, train
 from tuning.train_features import Example, FeatureSet, read_features
 from tuning.train_loop import Checkpoint
+from tuning.train_start import TargetHead, blank_head, feature_scale, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
