@@ -222,7 +222,6 @@ async def test_what_a_connection_was_to_carry_never_leaves_by_its_successor(tidy
         connection.cancel()
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such limit")
 async def test_a_connection_that_cannot_deliver_breaks_by_itself(outlets):
     _, writer = await asyncio.open_connection(*outlets.address)
     notice_silence(writer)
