@@ -16,9 +16,9 @@ from serving.config import HybridDrafter, NoDrafter, Profile, RuleChooser, Yield
 from serving.drafters.chooser import Choice
 from serving.errors import ConfigError
 from serving.requests import GenerationRequest
-from serving.types import Ids, as_ids
+from serving.types import Ids, as_ids, common_prefix
 from tuning.prompts import Prompt
-from tuning.replay import common_prefix, draft_yields
+from tuning.replay import draft_yields
 from tuning.traces import TracingBook, capture
 
 ORACLE = "oracle"

@@ -27,6 +27,16 @@ def as_ids(values: Sequence[int] | Ids) -> Ids:
     return np.asarray(values, dtype=np.int32)
 
 
+def common_prefix(a: Ids, b: Ids) -> int:
+    """How many leading tokens two texts have in common."""
+    shorter = min(len(a), len(b))
+    a, b = a[:shorter], b[:shorter]
+    if a.tobytes() == b.tobytes():  # nearly always, and cheaper than a search
+        return shorter
+    same = a == b
+    return shorter if same.all() else int(same.argmin())
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one sequence in one round; K = 0 is legal and means plain decoding.

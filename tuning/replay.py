@@ -14,7 +14,7 @@ from serving.drafters.token_kinds import TokenKinds
 from serving.drafters.yield_features import FEATURES, History, Position, features
 from serving.memory.suffix import SuffixCache
 from serving.trace import StepRecord
-from serving.types import Floats, Ids, as_ids
+from serving.types import Floats, Ids, as_ids, common_prefix
 from tuning.selfgen import Dialogue
 
 # Rounds between two generations' positions are played by thresholds on the score, so that histories vary.
@@ -57,13 +57,6 @@ def replay(
         if number and number % requests_a_cache == 0:
             cache = new_cache()
         yield _replay_one(dialogue, yields, cache, kinds, threshold=_THRESHOLDS[number % len(_THRESHOLDS)])
-
-
-def common_prefix(draft: Ids, truth: Ids) -> int:
-    """How many of the draft's first tokens are right."""
-    size = min(len(draft), len(truth))
-    differs = np.flatnonzero(draft[:size] != truth[:size])
-    return int(differs[0]) if len(differs) else size
 
 
 def draft_yields(steps: Sequence[StepRecord], output: Ids) -> Yields:

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from serving.deploy.hops import Hops
 from serving.deploy.link import Link, Reach
 from serving.deploy.messages import MAX_IDS_BYTES, ids_bytes, packed
 from serving.deploy.slim_messages import ScoredItem, SlimAnswer, SlimCall, SlimItem, SlimOpening
 from serving.protocols import ScoreRequest
-from serving.types import EMPTY_IDS, Ids, ScoreTable
+from serving.types import EMPTY_IDS, Ids, ScoreTable, common_prefix
 
 SlimLink: TypeAlias = Link[SlimCall, SlimAnswer]
 
@@ -108,9 +106,7 @@ class RemoteSlim:
 
     def _item(self, request: ScoreRequest) -> SlimItem:
         held = self._held.setdefault(request.session_id, EMPTY_IDS)
-        shorter = min(len(held), len(request.ids))
-        different = np.flatnonzero(held[:shorter] != request.ids[:shorter])
-        base = int(different[0]) if len(different) else shorter
+        base = common_prefix(held, request.ids)
         self._held[request.session_id] = held[:base]  # should no answer come, that much is there either way
         salt = self._salts[request.session_id]
         opening = None if len(held) else SlimOpening(request.prompt_len, salt, request.sampling)

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from serving.drafters.ready import ReadyDrafts
 from serving.memory.suffix import SuffixCache, SuffixMatch
 from serving.protocols import DraftRequest, Outcome
-from serving.types import EMPTY_DRAFT, Draft, Ids
+from serving.types import EMPTY_DRAFT, Draft, Ids, common_prefix
 
 
 class SuffixDrafter:
@@ -55,15 +53,8 @@ class SuffixDrafter:
 
     def _follow(self, session_id: str, known: Ids, ids: Ids) -> None:
         """Bring the local memory from `known` to `ids`; they differ only behind their common prefix."""
-        common = _common_prefix(known, ids)
+        common = common_prefix(known, ids)
         if common < len(known):
             self._cache.truncate(session_id, common)
         if common < len(ids):
             self._cache.append(session_id, ids[common:])
-
-
-def _common_prefix(known: Ids, ids: Ids) -> int:
-    shorter = min(len(known), len(ids))
-    if known[:shorter].tobytes() == ids[:shorter].tobytes():  # nearly always, and cheaper than a search
-        return shorter
-    return int(np.argmax(known[:shorter] != ids[:shorter]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serving.models.big_pages import BigPages
-from serving.types import Ids
+from serving.types import Ids, common_prefix
 
 # A prefix shorter than this is cheaper to compute than to look after.
 MIN_SHARED = 16
@@ -43,14 +43,7 @@ class Row:
 
     def shared_prefix(self, ids: Ids) -> int:
         """How many leading tokens of `ids` this row already holds."""
-        return num_shared(self.ids[: self.length], ids)
-
-
-def num_shared(a: Ids, b: Ids) -> int:
-    """How many leading tokens two texts have in common."""
-    n = min(len(a), len(b))
-    same = a[:n] == b[:n]
-    return n if same.all() else int(same.argmin())
+        return common_prefix(self.ids[: self.length], ids)
 
 
 @dataclass(eq=False)

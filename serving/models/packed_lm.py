@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from serving.models.kv_store import MIN_SHARED, KVStore, Row, num_shared
+from serving.models.kv_store import MIN_SHARED, KVStore, Row
 from serving.models.packed import CATCH_UP, LayeredDecoder, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
-from serving.types import Ids, ScoreTable
+from serving.types import Ids, ScoreTable, common_prefix
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class PackedLM:
             return False
         most = len(request.ids) - request.num_rows  # rows to score are computed in any case
         ahead = (
-            min(most, num_shared(segment.ids[: segment.stop], request.ids))
+            min(most, common_prefix(segment.ids[: segment.stop], request.ids))
             for segment in planned
             if segment is not None and segment.row.salt == row.salt
         )

@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from serving.drafters.token_kinds import token_kinds
 from serving.memory.suffix import SuffixCache
-from serving.types import as_ids
+from serving.types import as_ids, common_prefix
 from tuning.replay import (
     Costs,
     Played,
     Replayed,
     cache_only,
-    common_prefix,
     hvd,
     model_only,
     oracle,

@@ -13,11 +13,10 @@ from serving.decode.scheduler import Scheduler
 from serving.errors import ConfigError
 from serving.rules.strict import StrictRule
 from serving.trace import StepRecord, read_traces, write_steps
-from serving.types import as_ids
+from serving.types import as_ids, common_prefix
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import ScriptedModel, arithmetic, oracle, plain, request, spell
 from tuning.prompts import Prompt
-from tuning.replay import common_prefix
 from tuning.traces import TracingBook, capture
 
 
