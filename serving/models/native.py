@@ -57,6 +57,7 @@ class NativeKernels:
         self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
         self.lanes: int = library.dh_lanes()
         self._panel: int = library.dh_panel()
+        self.rounds_inputs = bool(library.dh_rounds_inputs())
         self._pages = BigPages()
         library.dh_reserve_threads(torch.get_num_threads())
 

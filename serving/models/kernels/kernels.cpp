@@ -39,6 +39,9 @@ int dh_lanes() { return kLanes; }
 
 int dh_panel() { return kPanel; }
 
+// Whether products with bfloat16 weights round their inputs to bfloat16.
+int dh_rounds_inputs() { return Factors<bf16>::kInputs > 1; }
+
 void dh_reserve_threads(int count) { Pool::instance().reserve(count); }
 
 void dh_pack(const void* w, int is_bf16, void* panels, int64_t N, int64_t K) {
