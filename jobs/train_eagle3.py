@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from jobs.training import (
     add_training_options,
@@ -19,7 +20,10 @@ from jobs.training import (
     work_folder,
 )
 from serving.config import Eagle3Drafter
+from serving.errors import ConfigError
+from serving.models.digest import model_digest
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
+from serving.models.eagle3_checkpoint import CARD, load_eagle3
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
 from serving.models.source import resolve_model
 from tuning.selfgen import Dialogue, text_key
@@ -45,6 +49,14 @@ def parser() -> argparse.ArgumentParser:
         "--shards", type=int, default=default.shards, metavar="N",
         help="threads that share a batch, for machines that are used by others too (default: %(default)s)",
     )  # fmt: skip
+    p.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default=default.dtype,
+        help="of products; bfloat16 pays where the processor multiplies it (default: %(default)s)",
+    )  # fmt: skip
+    p.add_argument(
+        "--from", dest="head", metavar="HEAD",
+        help="folder of a head that this job made for the target, to train on from (default: a linear fit)",
+    )  # fmt: skip
     return p
 
 
@@ -55,21 +67,22 @@ def main(argv: list[str]) -> int:
     check_target(skeleton_of(read_config(args.target)), args.target)
     recipe = Eagle3Recipe(
         vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
-        steps_ahead=args.steps_ahead, shards=args.shards, seed=args.seed,
+        steps_ahead=args.steps_ahead, shards=args.shards, dtype=args.dtype, seed=args.seed,
     )  # fmt: skip
+    earlier = _earlier_head(args)
     work = work_folder(args, "train-eagle3")
-    checkpoint = checkpoint_in(work, recipe, args.target)
+    checkpoint = checkpoint_in(work, recipe, args.target, **{"from": model_digest(args.head) if args.head else ""})
     if args.threads:
         torch.set_num_threads(args.threads)
     held_out, training = dialogues_of(args, work / "text")
     checkpoint = checkpoint.of_text(text_key(training, resolve_model(args.target).key))
     data = _features(args.target, training, work / "features")
     started = time.monotonic()
-    target_ids = draft_vocabulary(training, size=recipe.vocab_size, target_size=vocab_size_of(args.target))
     network = load_network(args.target, torch.float32).cpu()
-    head, target = blank_head(network, target_ids), TargetHead(network, target_ids)
+    head = blank_head(network, _vocabulary(args, training)) if earlier is None else earlier
+    target = TargetHead(network, head.target_ids)
     del network
-    if not checkpoint.exists:
+    if earlier is None and not checkpoint.exists:
         _start(head, target, data, seed=recipe.seed)
     last = _train(head, target, recipe, data, checkpoint)
     card: dict[str, Any] = {
@@ -83,6 +96,26 @@ def main(argv: list[str]) -> int:
     export(head, args.out, base=args.target, recipe=recipe, card=card)
     print(json.dumps({"out": str(args.out), **card["held_out"]}))
     return 0
+
+
+def _earlier_head(args: argparse.Namespace) -> Eagle3Head | None:
+    """What --from names, to be trained. Raises ConfigError where it is no head of this job for this target."""
+    if args.head is None:
+        return None
+    card = Path(args.head) / CARD
+    if not card.is_file():
+        raise ConfigError(f"--from: {args.head} has no {CARD}; it must be a folder that train-eagle3 wrote")
+    base = json.loads(card.read_text(encoding="utf-8")).get("base")
+    if base != args.target:
+        raise ConfigError(f"--from: {args.head} is a head for {base!r}, --target is {args.target!r}")
+    head = load_eagle3(args.head, target=args.target, dtype=torch.float32)
+    if len(head.target_ids) != args.vocab_size:
+        raise ConfigError(f"--vocab-size: must be the {len(head.target_ids)} of --from, got {args.vocab_size}")
+    return head.requires_grad_(True)
+
+
+def _vocabulary(args: argparse.Namespace, training: list[Dialogue]) -> Tensor:
+    return draft_vocabulary(training, size=args.vocab_size, target_size=vocab_size_of(args.target))
 
 
 def _features(target: str, dialogues: list[Dialogue], folder: Path) -> FeatureSet:

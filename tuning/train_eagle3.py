@@ -31,6 +31,7 @@ class Eagle3Recipe:
     """Training of one head. `steps_ahead` is how far it is unrolled, each step weighing `step_decay` of the last.
 
     `shards` threads share a batch: on a CPU others use too, a late thread then delays a batch once, not every product.
+    `dtype` is that of products; weights, sums and the target's distribution are float32 in any case.
     """
 
     vocab_size: int = 8192
@@ -44,6 +45,7 @@ class Eagle3Recipe:
     prompt_weight: float = 0.1
     steps_per_checkpoint: int = 25
     shards: int = 1
+    dtype: str = "float32"
     seed: int = 0
 
 
@@ -148,7 +150,8 @@ class Objective:
 
     def gradients(self, examples: Sequence[Example]) -> _Shard:
         batch = self._pad(examples)
-        loss, agreement = self.loss(batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.dtype == "bfloat16"):
+            loss, agreement = self.loss(batch)
         gradients = torch.autograd.grad(loss, self._parameters)
         return _Shard(gradients, float(loss.detach()), agreement)
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -116,6 +118,32 @@ def test_a_target_of_few_positions_is_used_to_its_last(bare: Path, tmp_path: Pat
     assert max_length_of(str(bare)) == 512
     tiny_model("llama", max_position_embeddings=8192).config.save_pretrained(tmp_path / "long")
     assert max_length_of(str(tmp_path / "long")) == 1024
+
+
+def test_a_head_is_trained_on_from_another(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(out: str, *flags: str) -> int:
+        where = ["--target", str(target), "--data", str(data), "--work", str(tmp_path / f"work-{out}")]
+        sizes = ["--tokens", "0", "--held-out", "2", "--epochs", "1", "--vocab-size", "90"]
+        return main(["train-eagle3", *where, *sizes, "--out", str(tmp_path / out), *flags])
+
+    first = str(tmp_path / "first")
+    assert train("first", "--dtype", "bfloat16") == 0
+    assert train("still", "--from", first, "--learning-rate", "1e-12") == 0
+    before, after = (load_file(tmp_path / out / "model.safetensors") for out in ("first", "still"))
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor)
+    capsys.readouterr()
+    refused: dict[str, list[str]] = {
+        "is of a training with other from": ["still", "--learning-rate", "1e-12"],
+        "--vocab-size: must be the 90 of --from, got 80": ["other", "--from", first, "--vocab-size", "80"],
+        "has no eagle3.json": ["other", "--from", str(target)],
+        "is a head for": ["other", "--from", first, "--target", "smollm2-135m-instruct"],
+    }
+    for said, call in refused.items():
+        assert train(*call) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)
