@@ -106,7 +106,7 @@ def profile_arm(built: Built, work: Work) -> Arm:
 
 
 def _measured(built: Built, requests: Sequence[GenerationRequest]) -> Measured:
-    clock = _ChunkClock(time.perf_counter())
+    clock = ChunkClock(time.perf_counter())
     done = {one.request_id: one for one in complete(built.scheduler, requests, on_chunk=clock.note)}
     seconds = time.perf_counter() - clock.started_s
     completions = [done[request.request_id] for request in requests]
@@ -129,7 +129,7 @@ def _per_token(counts: Sequence[int], receipts: Sequence[Receipt]) -> float:
     return sum(counts) / sum(one.emitted for one in receipts)
 
 
-class _ChunkClock:
+class ChunkClock:
     """Notes when each request's first text and its last chunk came: what a client of the stream would see."""
 
     def __init__(self, started_s: float) -> None:

@@ -6,8 +6,9 @@ repeat, their median is reported, every second repeat runs in reverse order, and
 
 With --serve URL nothing is computed here: so many streams at once (--concurrency) are sent to /v1/chat/completions and
 timed as their clients see them. A cycle through the prompts has a cache salt of its own, so none is answered from
-what another one left behind. With --against BENCH.json, what the way over HTTP costs is the share of its time per
-token (TPOT) by which it exceeds the time in process at the same batch size.
+what another one left behind. With --beside PROFILE that profile's engine, in this process, takes turns with the
+application on the same prompts, and what the way over HTTP costs is the share of its time per token (TPOT) by which it
+exceeds the engine's, the median over the turns.
 
 Tables go to stdout; JSON has every figure with its raw repeats or requests; a plot goes beside it.
 """
@@ -26,7 +27,7 @@ IN_PROCESS_ONLY = (
     "profiles", "hybrid", "stock", "assistant", "repeats", "threads", "target", "drafter", "dtype", "batch",
     "max_draft", "max_length",
 )  # fmt: skip
-SERVE_ONLY = ("concurrency", "requests", "model", "speculation", "api_key_env", "against", "against_name")
+SERVE_ONLY = ("concurrency", "requests", "model", "speculation", "api_key_env", "beside")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,8 +100,9 @@ def _add_serve_options(p: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="NAME", help="default: the first that /v1/models lists")
     group.add_argument("--speculation", metavar="off|K", help="plain decoding, or at most K drafted tokens a round")
     group.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
-    group.add_argument("--against", type=Path, metavar="BENCH.json", help="a report of this job made in process")
-    group.add_argument("--against-name", metavar="NAME", help="which run of it; default: the model's name")
+    group.add_argument(
+        "--beside", metavar="PROFILE", help="take turns with this profile's engine in this process, to price the way"
+    )
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:

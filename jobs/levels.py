@@ -1,14 +1,11 @@
 """What a load test concludes: one row a level of concurrency, and what the way over HTTP costs at it."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import BaseModel, ValidationError
 
 from jobs.figures import Cell, Spread, accepted_length
 from jobs.load import LevelRun, Sample
-from serving.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,24 @@ class RawRequest:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """The same requests once over HTTP and once by the engine in this process: median TPOT of each, in milliseconds."""
+
+    http_ms: float
+    engine_ms: float
+
+    @property
+    def hop_cost(self) -> float:
+        """(TPOT over HTTP - TPOT in process) / TPOT over HTTP."""
+        return (self.http_ms - self.engine_ms) / self.http_ms
+
+
+@dataclass(frozen=True)
 class Level:
-    """One level; spreads are over its answers, `hop_cost` is a share of the median TPOT, None without a baseline."""
+    """One level; spreads are over its answers. `hop_cost` is the median share of TPOT that the way over HTTP takes.
+
+    `turns` are the median TPOT in milliseconds of each turn's requests, over HTTP and in this process.
+    """
 
     concurrency: int
     requests: int
@@ -42,6 +55,7 @@ class Level:
     hop_cost: float | None
     errors: int
     raw: Sequence[RawRequest]
+    turns: Sequence[Turn]
 
     @property
     def first_error(self) -> str | None:
@@ -62,72 +76,28 @@ class Level:
         }
 
 
-def summarise(run: LevelRun, in_process: "Baseline | None" = None) -> Level:
+def turn_of(run: LevelRun, engine_tpot_ms: Sequence[float | None]) -> Turn | None:
+    """None where either side has no answer of two tokens or more."""
+    sides = Spread.of(sample.timing.tpot_ms for sample in run.samples if sample.error is None), Spread.of(engine_tpot_ms)
+    return None if sides[0] is None or sides[1] is None else Turn(sides[0].p50, sides[1].p50)
+
+
+def summarise(run: LevelRun, turns: Sequence[Turn] = ()) -> Level:
     """The figures of one level; failed requests count as errors and nowhere else."""
     answers = [sample for sample in run.samples if sample.error is None]
-    tpot_ms = Spread.of(sample.timing.tpot_ms for sample in answers)
-    is_matched = in_process is not None and in_process.batch == run.concurrency
     return Level(
         concurrency=run.concurrency,
         requests=len(run.samples),
         tokens_per_s=round(sum(sample.timing.tokens for sample in answers) / run.seconds, 2),
         ttft_ms=Spread.of(_ms(one.timing.first_s) for one in answers),
-        tpot_ms=tpot_ms,
+        tpot_ms=Spread.of(sample.timing.tpot_ms for sample in answers),
         latency_s=Spread.of(sample.timing.last_s for sample in answers),
         accepted_length=_accepted_length(answers),
-        hop_cost=in_process.hop_cost(tpot_ms.p50) if in_process and is_matched and tpot_ms else None,
+        hop_cost=round(statistics.median(turn.hop_cost for turn in turns), 4) if turns else None,
         errors=len(run.samples) - len(answers),
         raw=[RawRequest.of(sample) for sample in run.samples],
+        turns=turns,
     )
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """One run of an in-process report: its batch size and median TPOT."""
-
-    name: str
-    batch: int
-    tpot_ms: float
-
-    def hop_cost(self, tpot_ms: float) -> float:
-        """(TPOT over HTTP - TPOT in process) / TPOT over HTTP."""
-        return round((tpot_ms - self.tpot_ms) / tpot_ms, 4)
-
-
-class _Meta(BaseModel):
-    batch: int
-
-
-class _Spread(BaseModel):
-    p50: float
-
-
-class _Run(BaseModel):
-    name: str
-    tpot_ms: _Spread | None
-
-
-class _Report(BaseModel):
-    meta: _Meta
-    runs: list[_Run]
-
-
-def read_baseline(path: Path, name: str) -> Baseline:
-    """The run `name` of an in-process report. Raises ConfigError naming the flag."""
-    try:
-        report = _Report.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--against: {path} cannot be read: {error.strerror}") from None
-    except (ValidationError, UnicodeDecodeError) as error:
-        reason = one_line(error) if isinstance(error, ValidationError) else "no UTF-8 text"
-        raise ConfigError(f"--against: {path} is no report of an in-process bench: {reason}") from None
-    for run in report.runs:
-        if run.name == name:
-            if run.tpot_ms is None:
-                raise ConfigError(f"--against: run {name!r} of {path} has no time per token; measure longer answers")
-            return Baseline(name, report.meta.batch, run.tpot_ms.p50)
-    names = ", ".join(run.name for run in report.runs)
-    raise ConfigError(f"--against-name: {path} has no run {name!r}; it has {names}")
 
 
 def _ms(seconds: float | None) -> float | None:

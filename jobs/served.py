@@ -5,23 +5,30 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 from tqdm import tqdm
 
 from jobs.figures import table
-from jobs.levels import Baseline, Level, read_baseline, summarise
+from jobs.levels import Level, Turn, summarise, turn_of
 from jobs.load import LevelRun, Request, connected, first_model, run_level
+from jobs.options import profile_from
 from jobs.plotting import line_charts
 from jobs.provenance import Provenance
 from jobs.reports import write_json
 from serving.errors import ConfigError
 from tuning.prompts import Prompt
 
+if TYPE_CHECKING:
+    from jobs.beside import Beside
+
 DEFAULT_CONCURRENCY = "1,4,16"
+_LEAST_IN_TURN = 4  # requests: the time of fewer says little
+
 
 
 @dataclass(frozen=True)
@@ -71,14 +78,12 @@ def run(args: argparse.Namespace, prompts: Sequence[Prompt], provenance: Provena
     """Measure every level, print a table, write JSON and plot; exit status 1 if any request failed."""
     plan = plan_from(args)
     api_key = _api_key(args.api_key_env)
-    if args.against_name is not None and args.against is None:
-        raise ConfigError("--against-name: needs --against BENCH.json")
-    report = asyncio.run(_measure(args, plan, prompts, api_key))
-    meta = {**asdict(provenance), **asdict(plan), "prompts": len(prompts), "model": report.model}
-    meta["against"] = report.baseline and {"report": str(args.against), **asdict(report.baseline)}
-    write_json(args.json, {"meta": meta, "levels": [asdict(level) for level in report.levels]})
-    _show(report.levels, plot)
-    return _tell_failures(report.levels)
+    beside = _beside(args, plan, prompts) if args.beside else None
+    model, levels = asyncio.run(_measure(args, plan, prompts, api_key, beside))
+    meta = {**asdict(provenance), **asdict(plan), "prompts": len(prompts), "model": model, "beside": args.beside}
+    write_json(args.json, {"meta": meta, "levels": [asdict(level) for level in levels]})
+    _show(levels, plot)
+    return _tell_failures(levels)
 
 
 def plan_from(args: argparse.Namespace) -> Plan:
@@ -103,30 +108,64 @@ def speculation(value: str) -> dict[str, object]:
     return {"max_draft": int(value)}
 
 
-@dataclass(frozen=True)
-class _Report:
-    model: str
-    levels: Sequence[Level]
-    baseline: Baseline | None
+def _beside(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt]) -> "Beside":
+    from jobs.arms import Work
+    from jobs.beside import Beside
+    from serving.build import build
+
+    args.batch = max(plan.levels)
+    built = build(profile_from(args, args.beside))
+    work = Work(
+        prompts=[built.tokenizer.render_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts],
+        stop_ids=built.tokenizer.stop_ids,
+        max_tokens=plan.max_tokens,
+        temperature=plan.temperature,
+        seed=plan.seed,
+    )
+    for request in work.requests():
+        built.limits.check(request)
+    return Beside(built, work)
 
 
-async def _measure(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt], api_key: str | None) -> _Report:
+async def _measure(
+    args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt], api_key: str | None, beside: "Beside | None"
+) -> tuple[str, list[Level]]:
     async with connected(plan.url, api_key) as client:
         listed = await first_model(client)
         model = args.model or listed
-        baseline = read_baseline(args.against, args.against_name or model) if args.against else None
-        levels = [summarise(one, baseline) for one in await _levels_of(client, plan, prompts, model)]
-    return _Report(model, levels, baseline)
+        return model, await _levels_of(client, plan, prompts, model, beside)
 
 
-async def _levels_of(client: httpx.AsyncClient, plan: Plan, prompts: Sequence[Prompt], model: str) -> list[LevelRun]:
-    total, found = sum(map(plan.requests_at, plan.levels)), list[LevelRun]()
+async def _levels_of(
+    client: httpx.AsyncClient, plan: Plan, prompts: Sequence[Prompt], model: str, beside: "Beside | None"
+) -> list[Level]:
+    total, found = sum(map(plan.requests_at, plan.levels)), list[Level]()
     with tqdm(total=total, unit="request", file=sys.stderr, dynamic_ncols=True) as bar:
         for concurrency in plan.levels:
             bar.set_description(f"{concurrency} at once")
             requests = plan.bodies(prompts, model, concurrency)
-            found.append(await run_level(client, requests, concurrency, bar.update))
+            if beside is None:
+                found.append(summarise(await run_level(client, requests, concurrency, bar.update)))
+            else:
+                found.append(await _in_turns(client, requests, concurrency, bar.update, beside))
     return found
+
+
+async def _in_turns(
+    client: httpx.AsyncClient, requests: Sequence[Request], concurrency: int, on_done: Callable[[], object],
+    beside: "Beside",
+) -> Level:  # fmt: skip
+    """Some requests over HTTP, the same in this process, the next in the other order, and so on."""
+    size, runs, turns = max(concurrency, _LEAST_IN_TURN), list[LevelRun](), list[Turn]()
+    for start in range(0, len(requests), size):
+        numbers = range(start, min(start + size, len(requests)))
+        is_first = len(runs) % 2 == 1
+        engine_ms = beside.tpot_ms(numbers, concurrency) if is_first else []
+        runs.append(await run_level(client, requests[start : numbers.stop], concurrency, on_done))
+        turn = turn_of(runs[-1], engine_ms if is_first else beside.tpot_ms(numbers, concurrency))
+        turns += [turn] if turn else []
+    samples = [sample for run in runs for sample in run.samples]
+    return summarise(LevelRun(concurrency, sum(run.seconds for run in runs), samples), turns)
 
 
 def _levels(text: str) -> list[int]:

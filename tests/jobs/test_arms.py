@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from jobs.arms import Work, assistant_of, profile_arm, stock_arms
+from jobs.beside import Beside
 from jobs.figures import Timing
 from jobs.reference import StepClock
 from serving.build import Built
@@ -132,6 +133,12 @@ def test_a_prompt_that_can_never_fit_is_refused_before_anything_runs(recording: 
     with pytest.raises(RequestError, match="exceeds the 256 tokens"):
         profile_arm(recording.built, work(prompts=[as_ids([3] * 250)]))
     assert recording.model.num_passes == 0
+
+
+def test_beside_an_application_prompts_are_timed_in_cycles(recording: Recording) -> None:
+    beside = Beside(recording.built, work(max_tokens=3))
+    assert len(beside.tpot_ms(range(3), 2)) == 3
+    assert all(one is not None and one > 0.0 for one in beside.tpot_ms([3, 4], 1))
 
 
 def around_tiny(model: str, drafter: Drafter) -> Built:

@@ -97,17 +97,24 @@ def test_something_else_there_is_one_line(flags: list[str], capsys) -> None:
     assert last_line(capsys).endswith("answers /v1/models with status 404 and no list of models")
 
 
-def test_the_hop_is_priced_against_a_report(flags: list[str], tmp_path: Path) -> None:
-    against = tmp_path / "in-process.json"
-    runs = [{"name": "tiny-chat", "tpot_ms": {"p50": 0.001, "p95": 1.0}}]
-    against.write_text(json.dumps({"meta": {"batch": 1}, "runs": runs}))
+def test_the_way_is_priced_in_turns_with_the_engine_of_a_profile(flags: list[str], monkeypatch) -> None:
+    turns = list[tuple[list[int], int]]()
+
+    class Engine:
+        def tpot_ms(self, numbers: range, concurrency: int) -> list[float | None]:
+            turns.append((list(numbers), concurrency))
+            return [0.001 for _ in numbers]
+
+    monkeypatch.setattr("jobs.served._beside", lambda args, plan, prompts: Engine())
     with served(create_app(ScriptedBackend())) as url:
-        call = ["--concurrency", "1,2", "--requests", "2", "--against", str(against), *flags[1:]]
+        call = ["--concurrency", "1,6", "--requests", "7", "--beside", "plain", *flags[1:]]
         assert main(["bench", "--serve", url, *call]) == 0
-    first, second = written(flags)["levels"]
-    assert first["hop_cost"] == pytest.approx(1.0 - 0.001 / first["tpot_ms"]["p50"], abs=1e-3)
-    assert second["hop_cost"] is None
-    assert written(flags)["meta"]["against"]["name"] == "tiny-chat"
+    assert turns == [([0, 1, 2, 3], 1), ([4, 5, 6], 1), ([0, 1, 2, 3, 4, 5], 6), ([6], 6)]
+    for level in written(flags)["levels"]:
+        assert level["requests"] == len(level["raw"]) == 7
+        assert [turn["engine_ms"] for turn in level["turns"]] == [0.001, 0.001]
+        assert level["hop_cost"] == pytest.approx(1.0, abs=0.2)
+    assert written(flags)["meta"]["beside"] == "plain"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +129,8 @@ def test_the_hop_is_priced_against_a_report(flags: list[str], tmp_path: Path) ->
         (["--serve", "http://x", "--concurrency", "1,0"], "--concurrency: must be numbers from 1 up"),
         (["--serve", "http://x", "--requests", "4"], "--requests: must be at least the concurrency, got 4 for 16"),
         (["--serve", "http://x", "--speculation", "on"], "--speculation: must be off or a number of tokens, got 'on'"),
-        (["--serve", "http://x", "--against-name", "a"], "--against-name: needs --against BENCH.json"),
+        (["--beside", "plain"], "--beside: needs --serve URL"),
+        (["--serve", "http://x", "--beside", "no-such"], "profile: 'no-such' is neither a shipped profile"),
         (["--temperature", "3"], "--temperature: must be between 0 and 2, got 3"),
         (["--repeats", "0"], "--repeats: must be at least 1, got 0"),
         (["--threads", "0"], "--threads: must be at least 1, got 0"),
