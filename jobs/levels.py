@@ -78,7 +78,10 @@ class Level:
 
 def turn_of(run: LevelRun, engine_tpot_ms: Sequence[float | None]) -> Turn | None:
     """None where either side has no answer of two tokens or more."""
-    sides = Spread.of(sample.timing.tpot_ms for sample in run.samples if sample.error is None), Spread.of(engine_tpot_ms)
+    sides = (
+        Spread.of(sample.timing.tpot_ms for sample in run.samples if sample.error is None),
+        Spread.of(engine_tpot_ms),
+    )
     return None if sides[0] is None or sides[1] is None else Turn(sides[0].p50, sides[1].p50)
 
 

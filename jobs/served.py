@@ -30,7 +30,6 @@ DEFAULT_CONCURRENCY = "1,4,16"
 _LEAST_IN_TURN = 4  # requests: the time of fewer says little
 
 
-
 @dataclass(frozen=True)
 class Plan:
     """Levels of concurrency and what each request asks for; `requests` is None for the level's own default."""
