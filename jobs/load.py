@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from jobs.figures import Timing
 from serving.errors import ConfigError, DrafthouseError
 
 _PATIENCE = httpx.Timeout(300.0, connect=10.0)  # s; a queue may hold the first token back for long
-_END = "[DONE]"
+_DATA, _END = b"data: ", b"[DONE]"
 _MAX_MESSAGE = 200
 
 
@@ -139,20 +139,35 @@ async def run_level(
 
 async def ask(client: httpx.AsyncClient, request: Request) -> Sample:
     """Send one request and read its stream to the end; what goes wrong is in the sample."""
-    answer, started_s = _Answer(), time.perf_counter()
+    answer, pieces, started_s = _Answer(), list[tuple[float, bytes]](), time.perf_counter()
+    broken: str | None = None
     try:
         async with client.stream("POST", "/v1/chat/completions", json=request.body) as response:
             if response.status_code != 200:
                 answer.error = _refusal(response.status_code, await response.aread())
                 return answer.sample(request.prompt_id)
-            async for line in response.aiter_lines():
-                if line.startswith("data: "):
-                    answer.take(line.removeprefix("data: "), time.perf_counter() - started_s)
+            # Read when all is there: until then the application may need the cores.
+            async for piece in response.aiter_bytes():
+                pieces.append((time.perf_counter() - started_s, piece))
     except httpx.HTTPError as error:
-        answer.error = _said(error)
+        broken = _said(error)
+    try:
+        for now_s, line in _lines(pieces):
+            if line.startswith(_DATA):
+                answer.take(line.removeprefix(_DATA), now_s)
     except ValidationError:
         answer.error = "the stream holds an event that is no chunk of OpenAI's"
+    answer.error = broken or answer.error
     return answer.sample(request.prompt_id)
+
+
+def _lines(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Whole lines, each with the time of the piece that it ends in."""
+    rest = b""
+    for now_s, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield now_s, line.rstrip(b"\r")
 
 
 @dataclass
@@ -165,7 +180,7 @@ class _Answer:
     counts: Counts | None = None
     error: str | None = None
 
-    def take(self, data: str, now_s: float) -> None:
+    def take(self, data: bytes, now_s: float) -> None:
         if data == _END:
             return
         event = _Event.model_validate_json(data)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jobs.beside import Beside
 
 DEFAULT_CONCURRENCY = "1,4,16"
-_LEAST_IN_TURN = 4  # requests: the time of fewer says little
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,10 @@ async def _in_turns(
     client: httpx.AsyncClient, requests: Sequence[Request], concurrency: int, on_done: Callable[[], object],
     beside: "Beside",
 ) -> Level:  # fmt: skip
-    """Some requests over HTTP, the same in this process, the next in the other order, and so on."""
-    size, runs, turns = max(concurrency, _LEAST_IN_TURN), list[LevelRun](), list[Turn]()
-    for start in range(0, len(requests), size):
-        numbers = range(start, min(start + size, len(requests)))
+    """`concurrency` requests over HTTP, the same in this process, the next in the other order, and so on."""
+    runs, turns = list[LevelRun](), list[Turn]()
+    for start in range(0, len(requests), concurrency):
+        numbers = range(start, min(start + concurrency, len(requests)))
         is_first = len(runs) % 2 == 1
         engine_ms = beside.tpot_ms(numbers, concurrency) if is_first else []
         runs.append(await run_level(client, requests[start : numbers.stop], concurrency, on_done))

@@ -157,7 +157,9 @@ class EngineConfig(_Frozen):
     prefill_chunk: int = Field(default=128, ge=1, le=16_384, description="prompt tokens fed in one round")
     max_queued: int = Field(default=256, ge=0, le=100_000)
     draft_timeout_s: float = Field(default=2.0, gt=0.0, le=60.0)
-    stream_interval: int = Field(default=1, ge=1, le=64, description="rounds in one piece of a stream after the first")
+    stream_period_ms: float | None = Field(
+        default=None, ge=0.0, le=10_000.0, description="least time between pieces of streams; None: 50 on a CPU, else 0"
+    )
     guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 
 

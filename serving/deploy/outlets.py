@@ -1,13 +1,14 @@
 """A Target's half of its channels: what a round gives to all requests of one Gateway leaves in one frame. No Ray.
 
-While a connection takes frames each round leaves at once; while it does not, rounds gather and are joined.
+Rounds gather, and are joined, while a connection takes no frame and until `period_s` is over since the last one: each
+frame costs time of cores that the model may need. A request's first chunk and its last are never held back.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from socket import socket as Socket
 
@@ -59,14 +60,19 @@ class Outlet:
     neither departure nor connection any more.
     """
 
-    def __init__(self, on_idle: Callable[[], object] = lambda: None, *, connect_s: float = CONNECT_S) -> None:
+    def __init__(
+        self, on_idle: Callable[[], object] = lambda: None, *, period_s: float = 0.0, connect_s: float = CONNECT_S
+    ) -> None:
         self._on_idle = on_idle
+        self._period_s = period_s
         self._connect_s = connect_s
         self._loop = asyncio.get_running_loop()
         self._chunks: deque[Chunk] = deque()
         self._departures: dict[str, Departure] = {}
         self._ready = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._is_woken = False
+        self._is_hurried = False
         self._sending: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -82,11 +88,17 @@ class Outlet:
             self._tell_if_idle()
 
     def put(self, chunk: Chunk) -> None:
-        """Send `chunk` as soon as possible, in one frame with whatever is ready by then."""
+        """Send `chunk` once the period is over, a request's first or last at once, with whatever is ready by then."""
         self._chunks.append(chunk)
-        if not self._is_woken and not self._loop.is_closed():
+        if self._loop.is_closed():
+            return
+        if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._ready.set)
+        is_end = chunk.finish_reason is not None or chunk.receipt.emitted <= len(chunk.ids)
+        if is_end and self._period_s and not self._is_hurried:
+            self._is_hurried = True
+            self._loop.call_soon_threadsafe(self._urgent.set)
 
     def disconnect(self) -> None:
         """End the connection, if there is one; every departure is lost with it."""
@@ -121,9 +133,12 @@ class Outlet:
 
     async def _send_all(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=0)  # what is drained is the kernel's, and survives this process
+        sent_s = -self._period_s
         while True:
             await self._ready.wait()
+            await self._until_urgent(sent_s + self._period_s)
             chunks = self._take()
+            sent_s = self._loop.time()
             if chunks:
                 writer.write(frame_of(chunks))
                 await writer.drain()
@@ -131,10 +146,18 @@ class Outlet:
                 if (departure := self._departures.get(chunk.request_id)) is not None:
                     departure.sent(chunk)
 
+    async def _until_urgent(self, due_s: float) -> None:
+        """Wait until `due_s` on the loop's clock at most."""
+        if self._loop.time() < due_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._urgent.wait()
+
     def _take(self) -> list[Chunk]:
         """All that is ready of requests that are still wanted and whole, one chunk each."""
         self._ready.clear()
-        self._is_woken = False  # before looking: a chunk that comes now wakes again
+        self._urgent.clear()
+        self._is_woken = self._is_hurried = False  # before looking: a chunk that comes now wakes again
         ready: dict[str, list[Chunk]] = {}
         for _ in range(len(self._chunks)):
             chunk = self._chunks.popleft()
@@ -147,8 +170,9 @@ class Outlet:
 class Outlets:
     """The outlets of one Target by the names of their Gateways, behind one port. Made within the event loop."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, period_s: float = 0.0) -> None:
         socket = listener(host)
+        self._period_s = period_s
         self.address: Address = socket.getsockname()[:2]
         self._outlets: dict[bytes, Outlet] = {}
         self._serving = asyncio.get_running_loop().create_task(self._serve(socket))
@@ -156,7 +180,8 @@ class Outlets:
     def outlet(self, gateway: bytes) -> Outlet:
         """The outlet to the Gateway of that name, which may connect from now on until it is idle."""
         if gateway not in self._outlets:
-            self._outlets[gateway] = Outlet(partial(self._outlets.pop, gateway, None))
+            forget = partial(self._outlets.pop, gateway, None)
+            self._outlets[gateway] = Outlet(forget, period_s=self._period_s)
         return self._outlets[gateway]
 
     def close(self) -> None:

@@ -10,14 +10,13 @@ from typing import Any, Protocol
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
-from serving.config import Profile
+from serving.config import EngineConfig, Profile
 from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
 from serving.decode.stats import EngineStats
 from serving.deploy.actor_lease import ActorLease
 from serving.deploy.clients import RemoteDrafter
 from serving.deploy.correction_actor import CorrectionLink
-from serving.deploy.flushing import Flusher
 from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
 from serving.deploy.metrics import RayInstruments, publish_for_ever
@@ -32,6 +31,7 @@ log = logging.getLogger("ray.serve")
 
 # One request may be poison, and so may the next; an engine that answers nothing in between is broken.
 MAX_FAILED_ROUNDS = 3
+_CPU_STREAM_PERIOD_S = 0.05
 
 
 class Generator(Protocol):
@@ -49,16 +49,14 @@ class Generator(Protocol):
 
 
 @contextmanager
-def admitted(
-    engine: Generator, request: GenerationRequest, outlet: Outlet, *, interval: int = 1
-) -> Iterator[Departure]:
-    """`request` in work while the block lasts, its chunks leaving by `outlet`, `interval` rounds in each.
+def admitted(engine: Generator, request: GenerationRequest, outlet: Outlet) -> Iterator[Departure]:
+    """`request` in work while the block lasts, its chunks leaving by `outlet`.
 
     Raises RequestError and OverloadedError where it is not. Leaving the block before the last chunk has left frees
     the request's state in every role.
     """
     with outlet.departure(request.request_id) as departure:
-        engine.submit(request, Flusher(outlet.put, interval=interval))
+        engine.submit(request, outlet.put)
         try:
             yield departure
         finally:
@@ -87,6 +85,13 @@ def _complaint(health: Health, *, limit_s: float) -> str | None:
     return None
 
 
+def _stream_period_s(config: EngineConfig, device: str) -> float:
+    """Where the model computes on the CPU, its streams take time of the cores that it needs."""
+    if config.stream_period_ms is None:
+        return _CPU_STREAM_PERIOD_S if device == "cpu" else 0.0
+    return config.stream_period_ms / 1000.0
+
+
 def _drafter_lease(profile: Profile, handle: DeploymentHandle[Any]) -> ActorLease[RemoteDrafter]:
     def make(owner: str, on_lost: Callable[[], None]) -> RemoteDrafter:
         return RemoteDrafter(owner, timeout_s=profile.engine.draft_timeout_s, on_lost=on_lost)
@@ -113,10 +118,11 @@ class TargetReplica:
         stall_limit_s: float = 30.0,
     ) -> None:
         join_serve_log()
-        from serving.build import RemoteRoles, build  # torch: not for the processes that only wire deployments
+        # torch: not for the processes that only wire deployments
+        from serving.build import RemoteRoles, build
+        from serving.models.loading import default_device
 
         self._stall_limit_s = stall_limit_s
-        self._interval = profile.engine.stream_interval
         self._lease = None if drafter is None else _drafter_lease(profile, drafter)
         self._slim_lease = None if slim is None else _slim_lease(profile, slim)
         roles = RemoteRoles(
@@ -128,7 +134,7 @@ class TargetReplica:
             self._lease.remote.feed(built.read_features)
         self._engine = built.engine()
         self._engine.start()
-        self._outlets = Outlets(get_node_ip_address())
+        self._outlets = Outlets(get_node_ip_address(), period_s=_stream_period_s(profile.engine, default_device().type))
         self._queue_limit = profile.engine.max_queued
         calibration = getattr(profile.rule, "calibration", None)
         publisher = Publisher(
@@ -147,7 +153,7 @@ class TargetReplica:
         Chunks do not pass here, but Serve counts, drains and cancels a request by this call. See `admitted`.
         """
         log.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_ids))
-        with admitted(self._engine, request, self._outlets.outlet(gateway), interval=self._interval) as departure:
+        with admitted(self._engine, request, self._outlets.outlet(gateway)) as departure:
             yield self._outlets.address
             await departure.complete()
 

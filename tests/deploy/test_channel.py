@@ -17,7 +17,13 @@ HOST = "127.0.0.1"
 
 
 def chunk(name, number, *, last=False):
-    return Chunk(name, (number,), f"{number} ", Receipt(rounds=number + 1), finish_reason="length" if last else None)
+    return Chunk(
+        name,
+        (number,),
+        f"{number} ",
+        Receipt(rounds=number + 1, emitted=number + 1),
+        finish_reason="length" if last else None,
+    )
 
 
 @pytest.fixture
@@ -108,6 +114,42 @@ async def test_a_round_of_all_streams_is_one_frame(outlets):
                 frame = await read_frame(reader)
                 assert [(c.request_id, c.ids) for c in frame] == [(request, (number,)) for request in "abc"]
                 await until_sent(departing[-1], number + 1)
+
+
+@asynccontextmanager
+async def paced(period_s):
+    outlet, writer = Outlet(period_s=period_s), Writer()
+    connected = asyncio.create_task(outlet.send_to(asyncio.StreamReader(), writer))
+    yield outlet, writer
+    connected.cancel()
+
+
+async def test_within_a_period_only_a_first_or_last_chunk_leaves_and_takes_the_others_along(tidy_loop):
+    async with paced(3600.0) as (outlet, writer):
+        with departures(outlet, "a", "b") as (first, second):
+            outlet.put(chunk("a", 0))
+            await until_sent(first, 1)
+            outlet.put(chunk("a", 1))
+            outlet.put(chunk("a", 2))
+            await asyncio.sleep(0.02)
+            assert len(writer.frames) == 1
+            outlet.put(chunk("b", 0))
+            await until_sent(second, 1)
+            outlet.put(chunk("b", 1))
+            outlet.put(chunk("a", 3, last=True))
+            await asyncio.wait_for(first.complete(), 5)
+    frames = [[(c.request_id, c.ids) for c in frame] for frame in writer.frames]
+    assert frames == [[("a", (0,))], [("a", (1, 2)), ("b", (0,))], [("b", (1,)), ("a", (3,))]]
+
+
+async def test_what_waits_for_the_period_leaves_by_itself(tidy_loop):
+    async with paced(0.05) as (outlet, writer):
+        with departures(outlet, "a") as (departure,):
+            for number in range(3):
+                outlet.put(chunk("a", number))
+                await asyncio.sleep(0.001)
+            await asyncio.wait_for(until_sent(departure, 3), 5)
+    assert [[c.ids for c in frame] for frame in writer.frames] == [[(0,)], [(1, 2)]]
 
 
 async def test_rounds_gather_while_they_cannot_leave(outlets):

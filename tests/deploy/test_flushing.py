@@ -1,8 +1,6 @@
-"""Chunks joined on their way out: nothing lost, nothing late at either end."""
+"""Chunks joined on their way: nothing is lost."""
 
-import pytest
-
-from serving.deploy.flushing import Flusher, joined
+from serving.deploy.flushing import joined
 from serving.requests import Chunk, Receipt
 from serving.types import ExceptionRecord, Ledger, TokenLogprob
 
@@ -16,23 +14,6 @@ def chunks(count: int) -> list[Chunk]:
         )
         for i in range(count)
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("interval", "count", "sizes"),
-    [(1, 4, [1, 1, 1, 1]), (3, 8, [1, 3, 3, 1]), (3, 7, [1, 3, 3]), (8, 3, [1, 2]), (8, 1, [1])],
-)
-def test_the_first_leaves_at_once_and_the_last_takes_the_rest_along(
-    interval: int, count: int, sizes: list[int]
-) -> None:
-    out: list[Chunk] = []
-    flusher = Flusher(out.append, interval=interval)
-    for chunk in chunks(count):
-        flusher(chunk)
-    assert [len(chunk.ids) // 2 for chunk in out] == sizes
-    assert joined(out) == joined(chunks(count))
-    assert [chunk.receipt.rounds for chunk in out] == [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    assert out[-1].finish_reason == "length"
 
 
 def test_what_is_joined_is_what_was_there() -> None:

@@ -107,12 +107,12 @@ def test_the_way_is_priced_in_turns_with_the_engine_of_a_profile(flags: list[str
 
     monkeypatch.setattr("jobs.served._beside", lambda args, plan, prompts: Engine())
     with served(create_app(ScriptedBackend())) as url:
-        call = ["--concurrency", "1,6", "--requests", "7", "--beside", "plain", *flags[1:]]
+        call = ["--concurrency", "3,4", "--requests", "7", "--beside", "plain", *flags[1:]]
         assert main(["bench", "--serve", url, *call]) == 0
-    assert turns == [([0, 1, 2, 3], 1), ([4, 5, 6], 1), ([0, 1, 2, 3, 4, 5], 6), ([6], 6)]
+    assert turns == [([0, 1, 2], 3), ([3, 4, 5], 3), ([6], 3), ([0, 1, 2, 3], 4), ([4, 5, 6], 4)]
     for level in written(flags)["levels"]:
         assert level["requests"] == len(level["raw"]) == 7
-        assert [turn["engine_ms"] for turn in level["turns"]] == [0.001, 0.001]
+        assert {turn["engine_ms"] for turn in level["turns"]} == {0.001}
         assert level["hop_cost"] == pytest.approx(1.0, abs=0.2)
     assert written(flags)["meta"]["beside"] == "plain"
 
