@@ -1,7 +1,8 @@
 """Drafts from a small causal LM, one token a pass for the whole batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from serving.requests import Sampling
 from serving.types import Draft, DraftSource, Ids, as_ids
 
 _OTHER_NOISE = 0x5DEECE66D
+
+# So many greedy tokens behind each text, whose last token the model has just said; None where it says one a call.
+Chain: TypeAlias = Callable[[Sequence[ScoreRequest], int], list[Ids] | None]
 
 
 @dataclass
@@ -47,20 +51,21 @@ class ModelDrafter:
 
     `min_confidence` > 0 ends a draft before the first token whose probability is below it (the model must then
     return logsumexp). A sampled request is drafted with the target's own noise, which makes equal picks likely;
-    not so if `is_coupled` is false, for comparison.
+    not so if `is_coupled` is false, for comparison. `chain` is the model's, if it can go on by itself.
     """
 
     degraded = False
 
     def __init__(
         self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0, is_coupled: bool = True,
-        source: DraftSource = "model",
+        source: DraftSource = "model", chain: Chain | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._source = source
         self._max_length = max_length
         self._min_confidence = min_confidence
         self._is_coupled = is_coupled
+        self._chain = chain
         self._open: set[str] = set()
 
     @property
@@ -75,6 +80,7 @@ class ModelDrafter:
                 entry.is_stopped = not self._has_opened(entry.request)
         while active := [entry for entry in drafting if entry.is_open]:
             self._extend(active)
+            self._go_on([entry for entry in active if entry.is_open])
         return ReadyDrafts([entry.draft(self._source) for entry in drafting])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -115,3 +121,18 @@ class ModelDrafter:
                 continue
             entry.tokens.append(int(table.next_ids[0]))
             entry.confidences.append(confidence)
+
+    def _go_on(self, active: Sequence[_Drafting]) -> None:
+        """All further tokens of drafts whose confidence nobody asks for, where the model says them in one call."""
+        if self._chain is None or self._min_confidence or not all(entry.sampling.is_greedy for entry in active):
+            return
+        while active:
+            count = min(entry.room - len(entry.tokens) for entry in active)
+            said = self._chain([entry.score_request for entry in active], count)
+            if said is None:
+                return
+            for entry, tokens in zip(active, said, strict=True):
+                entry.tokens += tokens.tolist()
+                entry.confidences += [1.0] * count
+                entry.num_passes += count
+            active = [entry for entry in active if entry.is_open]

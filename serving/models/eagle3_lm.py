@@ -109,6 +109,38 @@ class Eagle3LM:
                 self._read_stand_ins(waiting)
             return list(self._tables(readings))
 
+    def chain(self, requests: Sequence[ScoreRequest], count: int) -> list[Ids] | None:
+        """`count` greedy tokens behind each text, whose last token this head has just said; None where it must be asked
+        token by token.
+        """
+        rows = [self._store.row(request.session_id) for request in requests]
+        if not all(self._has_just_said(row, request, count) for row, request in zip(rows, requests, strict=True)):
+            return None
+        starts = [row.length for row in rows]
+        segments = [Segment(row, r.ids[1:], row.length, row.length + 1) for row, r in zip(rows, requests, strict=True)]
+        with torch.inference_mode():
+            before = self._slots([row.index for row in rows], [(start - 1) % _KEPT for start in starts])
+            g = self._outputs.flatten(0, 1).index_select(0, before)
+            found = self._runner.chain(g, pack(segments, device=self._store.device), self._store, count)
+            if found is None:
+                return None
+            tokens, outs = found
+            places = [
+                (row.index, (start + i) % _KEPT) for i in range(count) for row, start in zip(rows, starts, strict=True)
+            ]
+            self._outputs.flatten(0, 1).index_copy_(0, self._slots(*zip(*places, strict=True)), outs.flatten(0, 1))
+        said = [as_ids(column) for column in tokens.T.cpu().numpy()]
+        for row, start, request, one in zip(rows, starts, requests, said, strict=True):
+            row.ids[start] = request.ids[-1]
+            row.ids[start + 1 : start + count] = one[:-1]
+            row.length = start + count
+        return said
+
+    def _has_just_said(self, row: Row, request: ScoreRequest, count: int) -> bool:
+        """Whether `count` positions can be read on, from the one that the last token of the text came from."""
+        is_next = row.length == len(request.ids) - 2 == row.shared_prefix(request.ids[1:])
+        return is_next and row.length > 0 and row.length + count - 1 <= self._num_true[row.index] + _KEPT
+
     def _start(self, request: ScoreRequest) -> _Reading:
         row = self._store.row(request.session_id)
         held = row.shared_prefix(request.ids[1:])

@@ -14,7 +14,7 @@ from serving.models.eagle3 import Eagle3Head
 from serving.models.hf_decoder import attend_packed
 from serving.models.kv_store import KVShape, KVStore
 from serving.models.native import NativeKernels, load_native
-from serving.models.native_layers import Geometry, LayerStack, NativeLayer, Panels, SideFields
+from serving.models.native_layers import Geometry, LayerStack, NativeLayer, Panels, SideFields, WordsFields
 from serving.models.packed import PackedStep
 
 
@@ -31,6 +31,13 @@ class Eagle3Runner(Protocol):
 
     def logits(self, out: Tensor) -> Tensor:
         """float32 [T, Vd]"""
+        ...
+
+    def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> tuple[Tensor, Tensor] | None:
+        """`count` greedy steps from the step's tokens and g [T, H] on: target ids i64[count, T], outputs [count, T, H].
+
+        None where this runner only takes single steps.
+        """
         ...
 
 
@@ -73,6 +80,9 @@ class TorchEagle3:
     def logits(self, out: Tensor) -> Tensor:
         return self._head.logits(out).float()
 
+    def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> None:
+        return None
+
 
 class NativeEagle3:
     """On the CPU kernels: weights packed in their dtype, activations float32."""
@@ -84,6 +94,11 @@ class NativeEagle3:
             kernels.pack(matrix) for matrix in (head.fc.weight, head.embedding, head.lm_head)
         )
         self._norm, self._hidden_norm = head.norm.weight.float(), layer.hidden_norm.weight.float()
+        self._target_ids = head.target_ids.contiguous()
+        self._words = WordsFields(
+            self._embedding.values.data_ptr(), self._lm_head.values.data_ptr(), self._norm.data_ptr(),
+            self._target_ids.data_ptr(), len(self._target_ids),
+        )  # fmt: skip
         self._epsilon = float(config.layer.rms_norm_eps)
         self._side_is_residual = config.norm_before_residual
         geometry = Geometry(
@@ -102,9 +117,15 @@ class NativeEagle3:
 
     def forward(self, g: Tensor, step: PackedStep, store: KVStore) -> Tensor:
         embedded = self._kernels.embed(self._embedding, step.ids)
-        side = SideFields(embedded.data_ptr(), self._hidden_norm.data_ptr(), self._side_is_residual)
-        self._kernels.joining_layer(self._stack, g, side, step, store)
+        self._kernels.joining_layer(self._stack, g, self._side(embedded), step, store)
         return g
+
+    def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> tuple[Tensor, Tensor]:
+        return self._kernels.chain(self._stack, g, self._side(None), self._words, step, store, count)
+
+    def _side(self, embedded: Tensor | None) -> SideFields:
+        x = None if embedded is None else embedded.data_ptr()
+        return SideFields(x, self._hidden_norm.data_ptr(), self._side_is_residual)
 
     def logits(self, out: Tensor) -> Tensor:
         normed = self._kernels.rms_norm(out, self._norm, torch.empty_like(out), epsilon=self._epsilon)

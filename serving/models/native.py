@@ -18,7 +18,7 @@ from torch import Tensor
 from serving.compiling import load_library
 from serving.models.big_pages import BigPages
 from serving.models.kv_store import KVStore
-from serving.models.native_layers import LayerStack, Panels, SideFields, StepFields
+from serving.models.native_layers import LayerStack, Panels, SideFields, StepFields, WordsFields
 from serving.models.packed import PackedStep
 
 _SOURCE = Path(__file__).with_name("kernels") / "kernels.cpp"
@@ -50,6 +50,7 @@ class NativeKernels:
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
         self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p, p)
         self._joining_layer = _bind(library.dh_joining_layer, p, p, p, p, p, p, p, p)
+        self._chain = _bind(library.dh_chain, p, p, p, p, p, p, p, n, p, p, p, p, p)
         self._scratch_size = library.dh_scratch_size
         self._scratch_size.argtypes, self._scratch_size.restype = [p, n], n
         self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
@@ -139,6 +140,25 @@ class NativeKernels:
             stack.layers, byref(stack.shape), byref(places), store.keys[0].data_ptr(), store.values[0].data_ptr(),
             byref(side), hidden.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
+
+    def chain(
+        self, stack: LayerStack, g: Tensor, side: SideFields, words: WordsFields, step: PackedStep, store: KVStore,
+        count: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`count` greedy steps of a head's one layer: target ids i64[count, T] and what the layer said, [count, T, H].
+
+        The first step reads the step's tokens at its places and g[T, H], each later one the next position.
+        """
+        tokens, outs = torch.empty(count, len(g), dtype=torch.int64), g.new_empty(count, *g.shape)
+        scratch = torch.empty(self._scratch_size(byref(stack.shape), len(g)))
+        places = StepFields(len(g), store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
+        stack.caches(store)
+        self._chain(
+            stack.layers, byref(stack.shape), byref(places), store.keys[0].data_ptr(), store.values[0].data_ptr(),
+            byref(side), byref(words), count, step.ids.data_ptr(), g.data_ptr(), tokens.data_ptr(), outs.data_ptr(),
+            scratch.data_ptr(),
+        )  # fmt: skip
+        return tokens, outs
 
     def attend(
         self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,

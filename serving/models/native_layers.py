@@ -57,6 +57,12 @@ class SideFields(Structure):
     _fields_ = [("x", c_void_p), ("hidden_norm", c_void_p), ("residual_is_normed", c_int64)]
 
 
+class WordsFields(Structure):
+    """`struct Words`: panels of embedding and head rows, the norm before them, i64 target ids and their number."""
+
+    _fields_ = [(name, c_void_p) for name in ("embedding", "lm_head", "norm", "target_ids")] + [("size", c_int64)]
+
+
 class StepFields(Structure):
     """`struct Step`: the flat arrays of one packed step."""
 

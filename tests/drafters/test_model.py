@@ -1,12 +1,16 @@
 """The model drafter: one token a pass for the whole batch, within its own context."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from serving.decode.offline import complete
 from serving.drafters.model import ModelDrafter
 from serving.protocols import DraftRequest, ScoreRequest
-from serving.types import ScoreTable, as_ids
+from serving.requests import Sampling
+from serving.types import Ids, ScoreTable, as_ids
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, plain, request
 
 
@@ -46,6 +50,29 @@ def test_case_24_where_the_draft_context_ends_the_request_goes_on() -> None:
     assert done.receipt.draft_passes == done.receipt.drafted == draft.num_passes
     assert drafter.num_sessions == 0
     assert draft.open_sessions == {}
+
+
+def test_a_model_that_goes_on_by_itself_is_asked_once_for_the_first_token_and_once_for_the_rest() -> None:
+    model, calls = ScriptedModel(arithmetic), list[tuple[list[str], int]]()
+
+    def chain(requests: Sequence[ScoreRequest], count: int) -> list[Ids] | None:
+        calls.append(([one.session_id for one in requests], count))
+        return [as_ids(plain(arithmetic, one.ids.tolist(), count)) for one in requests]
+
+    drafter = ModelDrafter(model, max_length=100, chain=chain)
+    wishes = [draft_request("a", [5, 9], 4), draft_request("b", [3, 3], 2), draft_request("c", [7, 7], 1)]
+    drafts = drafter.start(wishes).result()
+    for wish, draft in zip(wishes, drafts, strict=True):
+        assert draft.ids.tolist() == plain(arithmetic, wish.ids.tolist(), wish.max_draft)
+    assert calls == [(["a", "b"], 1), (["a"], 2)]
+    assert (model.num_passes, [draft.num_passes for draft in drafts]) == (1, [4, 2, 1])
+    sampled = replace(draft_request("d", [5, 9], 3), sampling=Sampling(temperature=0.7))
+    for refused in (ModelDrafter(model, max_length=100, chain=lambda requests, count: None),
+                    ModelDrafter(model, max_length=100, min_confidence=0.1, chain=chain)):  # fmt: skip
+        (draft,) = refused.start([draft_request("d", [5, 9], 3)]).result()
+        assert draft.ids.tolist() == plain(arithmetic, [5, 9], 3)
+    drafter.start([sampled, draft_request("a", [5, 9], 3)])
+    assert len(calls) == 2
 
 
 def test_low_confidence_ends_a_draft_before_the_doubtful_token() -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,59 @@ def test_a_chain_equals_the_head_run_position_by_position(norm_before_residual: 
                 for (name, ids), table in zip(texts.items(), tables, strict=True)
                 if table is not None
             }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_what_it_says_in_one_call_is_what_it_says_when_asked_token_by_token(
+    norm_before_residual: bool, dtype: torch.dtype
+) -> None:
+    head = tiny_head(2, norm_before_residual=norm_before_residual).to(dtype)
+    runner = runner_of(head, max_length=CAPACITY)
+    assert isinstance(runner, NativeEagle3)
+    features = KnownFeatures()
+    at_once, by_token = make_lm(head, runner, features), make_lm(head, runner, features)
+    texts = {"a": random_ids(20, 1), "b": random_ids(7, 2)}
+    for lm in (at_once, by_token):
+        for name, ids in texts.items():
+            lm.open(name, ids)
+
+    def drafted(lm: Eagle3LM, ids: Mapping[str, Ids], count: int, *, in_chain: bool) -> list[list[int]]:
+        texts = dict(ids)
+        for _ in range(1 if in_chain else count + 1):
+            tables = lm.score([ScoreRequest(name, text) for name, text in texts.items()])
+            for name, table in zip(ids, tables, strict=True):
+                assert table is not None
+                texts[name] = np.append(texts[name], table.next_ids).astype(np.int32)
+        if in_chain:
+            more = lm.chain([ScoreRequest(name, text) for name, text in texts.items()], count)
+            assert more is not None
+            texts = {name: np.append(texts[name], one) for name, one in zip(ids, more, strict=True)}
+        return [text[len(ids[name]) :].tolist() for name, text in texts.items()]
+
+    for round_, count in enumerate((4, 1, 3)):  # each round keeps one drafted token, then one of the target's own
+        features.known = {name: len(ids) - 1 for name, ids in texts.items()}
+        expected = drafted(by_token, texts, count, in_chain=False)
+        assert drafted(at_once, texts, count, in_chain=True) == expected
+        texts = {
+            name: np.append(ids, [draft[0], 5 + round_]).astype(np.int32)
+            for (name, ids), draft in zip(texts.items(), expected, strict=True)
+        }
+
+
+def test_it_says_nothing_in_one_call_where_it_has_to_read_first() -> None:
+    head, ids = tiny_head(2), random_ids(20, 1)
+    for runner in runners(head):
+        features = KnownFeatures()
+        lm = make_lm(head, runner, features)
+        lm.open("a", ids)
+        assert lm.chain([ScoreRequest("a", ids)], 2) is None  # nothing has been read
+        features.known["a"] = 9
+        lm.score([ScoreRequest("a", ids[:10])])
+        assert lm.chain([ScoreRequest("a", ids[:10])], 2) is None  # asked anew
+        assert lm.chain([ScoreRequest("a", ids[:12])], 2) is None  # and where a token lies in between
+        can_chain = lm.chain([ScoreRequest("a", ids[:11])], 2) is not None
+        assert can_chain == isinstance(runner, NativeEagle3)
 
 
 def test_after_rejections_and_missed_rounds_it_drafts_as_if_it_had_read_the_text_afresh() -> None:

@@ -7,6 +7,7 @@
 // Small T is what speculation lives on, and what BLAS libraries are worst at: a weight is read once for all T rows.
 
 #include <algorithm>
+#include <vector>
 
 #include "attention.h"
 #include "layer.h"
@@ -107,6 +108,35 @@ int64_t dh_scratch_size(const Shape* shape, int64_t T) { return scratch_size(*sh
 
 void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t V) {
   Pool::instance().run(T, [&](int64_t t) { ids[t] = first_highest(x + t * stride, V); });
+}
+
+// `count` greedy tokens for each of T sequences by a head of one layer: a step reads the token that the step before
+// said, at first ids[T], and what the layer said then, at first g[T, H]. `first` are the places of the first step.
+// tokens[count, T] are the target's ids, outs[count, T, H] what the layer said. side->x is not read.
+void dh_chain(const Layer* layer, const Shape* shape, const Step* first, void* keys, void* values, const Side* side,
+              const Words* words, int64_t count, const int64_t* ids, const float* g, int64_t* tokens, float* outs,
+              float* scratch) {
+  const int64_t T = first->num_tokens, H = shape->hidden, V = words->size;
+  std::vector<float> embedded(T * H), normed(T * H), logits(T * V);
+  std::vector<int64_t> positions(first->positions, first->positions + T);
+  const Step step{T, first->capacity, positions.data(), first->rows};
+  const Side own{embedded.data(), side->hidden_norm, side->residual_is_normed};
+  typed(layer->qkv, shape->weights_are_bf16, [&](auto* w) {
+    for (int64_t i = 0; i < count; ++i) {
+      float* out = outs + i * T * H;
+      int64_t* said = tokens + i * T;
+      std::copy_n(i == 0 ? g : out - T * H, T * H, out);
+      dh_embed(words->embedding, shape->weights_are_bf16, i == 0 ? ids : said - T, embedded.data(), T, H);
+      dh_joining_layer(layer, shape, &step, keys, values, &own, out, scratch);
+      rms_norm(out, words->norm, normed.data(), T, H, shape->epsilon);
+      linear(normed.data(), static_cast<decltype(w)>(words->lm_head), Output{logits.data(), nullptr, V, false}, T, H);
+      dh_argmax(logits.data(), V, said, T, V);
+      for (int64_t t = 0; t < T; ++t) {
+        said[t] = words->target_ids[said[t]];
+        ++positions[t];
+      }
+    }
+  });
 }
 
 void dh_log_sum_exp(const float* x, int64_t stride, float* y, int64_t T, int64_t V) {

@@ -31,6 +31,14 @@ struct Side {
   int64_t residual_is_normed;
 };
 
+// What a head speaks with: embedding[V, H], lm_head[size, H] behind a norm, and what its ids are of the target's.
+struct Words {
+  const void *embedding, *lm_head;
+  const float* norm;
+  const int64_t* target_ids;
+  int64_t size;
+};
+
 struct Step {
   int64_t num_tokens, capacity;
   const int64_t *positions, *rows;
