@@ -6,9 +6,9 @@ repeat, their median is reported, every second repeat runs in reverse order, and
 
 With --serve URL nothing is computed here: so many streams at once (--concurrency) are sent to /v1/chat/completions and
 timed as their clients see them. A cycle through the prompts has a cache salt of its own, so none is answered from
-what another one left behind. With --beside PROFILE that profile's engine, in this process, takes turns with the
-application on the same prompts, and what the way over HTTP costs is the share of its time per token (TPOT) by which it
-exceeds the engine's, the median over the turns.
+what another one left behind. With --beside PROFILE, which must be what is served there, its engine in this process
+takes turns with the application on the same prompts, and what the way over HTTP costs is the share of its time per
+token (TPOT) by which it exceeds the engine's, the median over the turns.
 
 Tables go to stdout; JSON has every figure with its raw repeats or requests; a plot goes beside it.
 """
@@ -27,6 +27,8 @@ IN_PROCESS_ONLY = (
     "profiles", "hybrid", "stock", "assistant", "repeats", "threads", "target", "drafter", "dtype", "batch",
     "max_draft", "max_length",
 )  # fmt: skip
+# Of an engine in this process, which --beside brings in too.
+OF_THE_ENGINE = frozenset({"threads", "target", "drafter", "dtype", "max_draft", "max_length"})
 SERVE_ONLY = ("concurrency", "requests", "model", "speculation", "api_key_env", "beside")
 
 
@@ -52,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     if not 0.0 <= args.temperature <= 2.0:
         raise ConfigError(f"--temperature: must be between 0 and 2, got {args.temperature:g}")
     if args.serve:
-        _refuse(args, IN_PROCESS_ONLY, "has no effect on a running application; drop it or --serve")
+        refused = [name for name in IN_PROCESS_ONLY if not (args.beside and name in OF_THE_ENGINE)]
+        _refuse(args, refused, "has no effect on a running application; drop it or --serve")
     else:
         _refuse(args, SERVE_ONLY, "needs --serve URL")
     check_writable(args.json)

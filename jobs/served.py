@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,13 @@ class Plan:
             raise ConfigError(
                 f"--requests: must be at least the concurrency, got {self.requests} for {max(self.levels)} streams"
             )
+
+    @property
+    def max_draft(self) -> int | None:
+        """What `speculation` leaves of K."""
+        off: dict[str, object] = {"mode": "off", "max_draft": 0}
+        wanted = (off if self.speculation == {"mode": "off"} else self.speculation or {}).get("max_draft")
+        return wanted if isinstance(wanted, int) else None
 
     def requests_at(self, concurrency: int) -> int:
         return self.requests or max(8, 4 * concurrency)
@@ -107,12 +115,17 @@ def speculation(value: str) -> dict[str, object]:
 
 
 def _beside(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt]) -> "Beside":
+    import torch
+
     from jobs.arms import Work
     from jobs.beside import Beside
     from serving.build import build
 
-    args.batch = max(plan.levels)
-    built = build(profile_from(args, args.beside))
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    profile = profile_from(args, args.beside)
+    engine = profile.engine.model_copy(update={"max_sessions": max(plan.levels)})
+    built = build(profile.model_copy(update={"engine": engine}))
     work = Work(
         prompts=[built.tokenizer.render_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts],
         stop_ids=built.tokenizer.stop_ids,
@@ -122,7 +135,7 @@ def _beside(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt]) -> 
     )
     for request in work.requests():
         built.limits.check(request)
-    return Beside(built, work)
+    return Beside(built, work, max_draft=plan.max_draft)
 
 
 async def _measure(
@@ -139,29 +152,33 @@ async def _levels_of(
 ) -> list[Level]:
     total, found = sum(map(plan.requests_at, plan.levels)), list[Level]()
     with tqdm(total=total, unit="request", file=sys.stderr, dynamic_ncols=True) as bar:
-        for concurrency in plan.levels:
+        for level, concurrency in enumerate(plan.levels):
             bar.set_description(f"{concurrency} at once")
             requests = plan.bodies(prompts, model, concurrency)
             if beside is None:
                 found.append(summarise(await run_level(client, requests, concurrency, bar.update)))
             else:
-                found.append(await _in_turns(client, requests, concurrency, bar.update, beside))
+                engine = partial(beside.tpot_ms, level)
+                found.append(await _in_turns(client, requests, concurrency, bar.update, engine))
     return found
 
 
 async def _in_turns(
     client: httpx.AsyncClient, requests: Sequence[Request], concurrency: int, on_done: Callable[[], object],
-    beside: "Beside",
+    engine: Callable[[Sequence[int], int], Sequence[float | None]],
 ) -> Level:  # fmt: skip
-    """`concurrency` requests over HTTP, the same in this process, the next in the other order, and so on."""
+    """`concurrency` requests over HTTP, the same in this process, the next in the other order, and so on.
+
+    Streams of a turn begin together, so a level has waves. A last turn of fewer requests has no price.
+    """
     runs, turns = list[LevelRun](), list[Turn]()
     for start in range(0, len(requests), concurrency):
         numbers = range(start, min(start + concurrency, len(requests)))
-        is_first = len(runs) % 2 == 1
-        engine_ms = beside.tpot_ms(numbers, concurrency) if is_first else []
+        engine_goes_first = len(runs) % 2 == 1
+        engine_ms = engine(numbers, concurrency) if engine_goes_first else []
         runs.append(await run_level(client, requests[start : numbers.stop], concurrency, on_done))
-        turn = turn_of(runs[-1], engine_ms if is_first else beside.tpot_ms(numbers, concurrency))
-        turns += [turn] if turn else []
+        turn = turn_of(runs[-1], engine_ms if engine_goes_first else engine(numbers, concurrency))
+        turns += [turn] if turn and len(numbers) == concurrency else []
     samples = [sample for run in runs for sample in run.samples]
     return summarise(LevelRun(concurrency, sum(run.seconds for run in runs), samples), turns)
 

@@ -20,7 +20,7 @@ from jobs.training import (
     work_folder,
 )
 from serving.config import Eagle3Drafter
-from serving.errors import ConfigError
+from serving.errors import ConfigError, ModelError
 from serving.models.digest import model_digest
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.eagle3_checkpoint import CARD, load_eagle3
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     """The flags of this job."""
     default = Eagle3Recipe()
     p = argparse.ArgumentParser(prog="python -m jobs train-eagle3", description=__doc__)
-    add_training_options(p, vocab_size=default.vocab_size, epochs=default.epochs, learning_rate=default.learning_rate)
+    add_training_options(p, vocab_size=None, epochs=default.epochs, learning_rate=default.learning_rate)
     p.add_argument(
         "--steps-ahead", type=int, default=default.steps_ahead, metavar="N",
         help="steps of training-time test, the first one included (default: %(default)s)",
@@ -54,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
         help="of products; bfloat16 pays where the processor multiplies it (default: %(default)s)",
     )  # fmt: skip
     p.add_argument(
-        "--from", dest="head", metavar="HEAD",
-        help="folder of a head that this job made for the target, to train on from (default: a linear fit)",
+        "--from", dest="start", metavar="HEAD",
+        help="name or folder of a head that this job made for the target, to train on from (default: a linear fit)",
     )  # fmt: skip
     return p
 
@@ -65,13 +65,15 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     check_training_options(args, steps_ahead=1, shards=1)
     check_target(skeleton_of(read_config(args.target)), args.target)
+    earlier = _earlier_head(args)
+    if args.vocab_size is None:
+        args.vocab_size = Eagle3Recipe.vocab_size if earlier is None else len(earlier.target_ids)
     recipe = Eagle3Recipe(
         vocab_size=args.vocab_size, epochs=args.epochs, learning_rate=args.learning_rate,
         steps_ahead=args.steps_ahead, shards=args.shards, dtype=args.dtype, seed=args.seed,
     )  # fmt: skip
-    earlier = _earlier_head(args)
     work = work_folder(args, "train-eagle3")
-    checkpoint = checkpoint_in(work, recipe, args.target, **{"from": model_digest(args.head) if args.head else ""})
+    checkpoint = checkpoint_in(work, recipe, args.target, **{"from": model_digest(args.start) if args.start else ""})
     if args.threads:
         torch.set_num_threads(args.threads)
     held_out, training = dialogues_of(args, work / "text")
@@ -100,16 +102,20 @@ def main(argv: list[str]) -> int:
 
 def _earlier_head(args: argparse.Namespace) -> Eagle3Head | None:
     """What --from names, to be trained. Raises ConfigError where it is no head of this job for this target."""
-    if args.head is None:
+    if args.start is None:
         return None
-    card = Path(args.head) / CARD
-    if not card.is_file():
-        raise ConfigError(f"--from: {args.head} has no {CARD}; it must be a folder that train-eagle3 wrote")
-    base = json.loads(card.read_text(encoding="utf-8")).get("base")
-    if base != args.target:
-        raise ConfigError(f"--from: {args.head} is a head for {base!r}, --target is {args.target!r}")
-    head = load_eagle3(args.head, target=args.target, dtype=torch.float32)
-    if len(head.target_ids) != args.vocab_size:
+    folder = Path(resolve_model(args.start).location)
+    if folder.resolve() == args.out.resolve():
+        raise ConfigError(f"--out: must not be the head of --from, {args.out}: a killed training could not be resumed")
+    try:
+        base = json.loads((folder / CARD).read_text(encoding="utf-8"))["base"]
+        is_for_target = resolve_model(base).key == resolve_model(args.target).key
+    except (OSError, ValueError, KeyError, TypeError, ModelError):
+        raise ConfigError(f"--from: {args.start} must hold the {CARD} that train-eagle3 wrote") from None
+    if not is_for_target:
+        raise ConfigError(f"--from: {args.start} is a head for {base!r}, --target is {args.target!r}")
+    head = load_eagle3(args.start, target=args.target, dtype=torch.float32)
+    if args.vocab_size not in (None, len(head.target_ids)):
         raise ConfigError(f"--vocab-size: must be the {len(head.target_ids)} of --from, got {args.vocab_size}")
     return head.requires_grad_(True)
 

@@ -32,7 +32,9 @@ _LONGEST = 1024
 _LEAST = {"tokens": 0, "limit": 1, "vocab_size": 1, "epochs": 1, "held_out": 0, "threads": 1, "seed": 0}
 
 
-def add_training_options(p: argparse.ArgumentParser, *, vocab_size: int, epochs: int, learning_rate: float) -> None:
+def add_training_options(
+    p: argparse.ArgumentParser, *, vocab_size: int | None, epochs: int, learning_rate: float
+) -> None:
     """The flags that these jobs have in common."""
     p.add_argument("--target", default=EMBEDDED_MODEL, help="embedded name, Hub id or folder (default: %(default)s)")
     p.add_argument("--out", type=Path, required=True, help="folder to write the drafter to")

@@ -156,7 +156,7 @@ def _eagle3_drafter(profile: Profile, config: Eagle3Drafter, features: "FeatureS
     model = load_eagle3_lm(config.model, target=profile.target.model, features=features, options=options)
     return ModelDrafterRole(
         model, max_length=engine.max_length, min_confidence=config.min_confidence, is_coupled=config.coupled,
-        source="eagle3", chain=model.chain,
+        source="eagle3", chain=model.chain if model.has_chains else None,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class Eagle3Recipe:
     """Training of one head. `steps_ahead` is how far it is unrolled, each step weighing `step_decay` of the last.
 
     `shards` threads share a batch: on a CPU others use too, a late thread then delays a batch once, not every product.
-    `dtype` is that of products; weights, sums and the target's distribution are float32 in any case.
+    `dtype` is that of products; weights, loss and the target's distribution are float32 in any case.
     """
 
     vocab_size: int = 8192
@@ -169,7 +169,7 @@ class Objective:
 
     def _step_loss(self, out: Tensor, batch: _Batch, used: Tensor) -> tuple[Tensor, float]:
         probs, weights = batch.probs[used], batch.weights[used]
-        logits = self._head.logits(out)
+        logits = self._head.logits(out).float()
         loss = -(probs * F.log_softmax(logits, dim=-1)).sum(dim=-1) * weights
         answers = weights == 1.0
         agreed = (logits.detach()[answers].argmax(dim=-1) == probs[answers].argmax(dim=-1)).float().mean()

@@ -1,4 +1,4 @@
-"""A Target's half of its channels: what a round gives to all requests of one Gateway leaves in one frame. No Ray.
+"""A Target's half of its channels: what is ready for all requests of one Gateway leaves in one frame. No Ray.
 
 Rounds gather, and are joined, while a connection takes no frame and until `period_s` is over since the last one: each
 frame costs time of cores that the model may need. A request's first chunk and its last are never held back.
@@ -92,13 +92,13 @@ class Outlet:
         self._chunks.append(chunk)
         if self._loop.is_closed():
             return
+        is_first_or_last = chunk.finish_reason is not None or chunk.receipt.emitted <= len(chunk.ids)
+        if is_first_or_last and self._period_s and not self._is_hurried:
+            self._is_hurried = True
+            self._loop.call_soon_threadsafe(self._urgent.set)  # before it is woken: afterwards this may come too late
         if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._ready.set)
-        is_end = chunk.finish_reason is not None or chunk.receipt.emitted <= len(chunk.ids)
-        if is_end and self._period_s and not self._is_hurried:
-            self._is_hurried = True
-            self._loop.call_soon_threadsafe(self._urgent.set)
 
     def disconnect(self) -> None:
         """End the connection, if there is one; every departure is lost with it."""
@@ -138,8 +138,8 @@ class Outlet:
             await self._ready.wait()
             await self._until_urgent(sent_s + self._period_s)
             chunks = self._take()
-            sent_s = self._loop.time()
             if chunks:
+                sent_s = self._loop.time()
                 writer.write(frame_of(chunks))
                 await writer.drain()
             for chunk in chunks:

@@ -109,6 +109,11 @@ class Eagle3LM:
                 self._read_stand_ins(waiting)
             return list(self._tables(readings))
 
+    @property
+    def has_chains(self) -> bool:
+        """Whether `chain` can say anything."""
+        return self._runner.has_chains
+
     def chain(self, requests: Sequence[ScoreRequest], count: int) -> list[Ids] | None:
         """`count` greedy tokens behind each text, whose last token this head has just said; None where it must be asked
         token by token.

@@ -19,7 +19,9 @@ from serving.models.packed import PackedStep
 
 
 class Eagle3Runner(Protocol):
-    """The three parts of a head."""
+    """The parts of a head."""
+
+    has_chains: bool
 
     def project(self, features: Tensor) -> Tensor:
         """g [T, H] of features [T, F]."""
@@ -36,7 +38,7 @@ class Eagle3Runner(Protocol):
     def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> tuple[Tensor, Tensor] | None:
         """`count` greedy steps from the step's tokens and g [T, H] on: target ids i64[count, T], outputs [count, T, H].
 
-        None where this runner only takes single steps.
+        None without `has_chains`: this runner takes single steps.
         """
         ...
 
@@ -56,6 +58,8 @@ def kv_shape(head: Eagle3Head) -> KVShape:
 
 class TorchEagle3:
     """By the head's own modules, on its device."""
+
+    has_chains = False
 
     def __init__(self, head: Eagle3Head, *, max_length: int) -> None:
         self._head = head
@@ -86,6 +90,8 @@ class TorchEagle3:
 
 class NativeEagle3:
     """On the CPU kernels: weights packed in their dtype, activations float32."""
+
+    has_chains = True
 
     def __init__(self, head: Eagle3Head, kernels: NativeKernels, *, max_length: int) -> None:
         config, layer = head.config, head.midlayer

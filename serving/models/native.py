@@ -58,13 +58,19 @@ class NativeKernels:
         self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
         self.lanes: int = library.dh_lanes()
         self._panel: int = library.dh_panel()
+        # Whether products of bfloat16 weights round their inputs to bfloat16, and take them in pairs.
         self.rounds_inputs = bool(library.dh_rounds_inputs())
         self._pages = BigPages()
         library.dh_reserve_threads(torch.get_num_threads())
 
     def pack(self, weight: Tensor) -> Panels:
-        """weight[N, K], float32 or bfloat16, in panels; features up to a whole panel are zero."""
+        """weight[N, K], float32 or bfloat16, in panels; features up to a whole panel are zero.
+
+        Raises ValueError for an odd K where bfloat16 inputs are multiplied in pairs.
+        """
         num_rows, width = weight.shape
+        if self.rounds_inputs and weight.dtype == torch.bfloat16 and width % 2:
+            raise ValueError(f"weight: must have an even number of inputs, got {width}")
         values = self._pages.empty((-(-num_rows // self._panel) * self._panel, width), weight.dtype)
         source = weight.contiguous()
         self._pack(source.data_ptr(), source.dtype == torch.bfloat16, values.data_ptr(), num_rows, width)

@@ -145,11 +145,28 @@ async def test_within_a_period_only_a_first_or_last_chunk_leaves_and_takes_the_o
 async def test_what_waits_for_the_period_leaves_by_itself(tidy_loop):
     async with paced(0.05) as (outlet, writer):
         with departures(outlet, "a") as (departure,):
-            for number in range(3):
+            outlet.put(chunk("a", 0))
+            await until_sent(departure, 1)
+            for number in (1, 2):
                 outlet.put(chunk("a", number))
-                await asyncio.sleep(0.001)
             await asyncio.wait_for(until_sent(departure, 3), 5)
     assert [[c.ids for c in frame] for frame in writer.frames] == [[(0,)], [(1, 2)]]
+
+
+async def test_paced_rounds_of_another_thread_all_arrive(tidy_loop):
+    def rounds(outlet):
+        for number in range(200):
+            for name in "abc":
+                outlet.put(chunk(name, number, last=number == 199))
+
+    async with paced(0.001) as (outlet, writer):
+        with departures(outlet, *"abc") as departing:
+            threading.Thread(target=rounds, args=(outlet,)).start()
+            await asyncio.wait_for(asyncio.gather(*(departure.complete() for departure in departing)), 5)
+    for name in "abc":
+        assert [token for frame in writer.frames for c in frame if c.request_id == name for token in c.ids] == [
+            *range(200)
+        ]
 
 
 async def test_rounds_gather_while_they_cannot_leave(outlets):

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
+from serving.config import EngineConfig
 from serving.deploy.outlets import Outlet
-from serving.deploy.target import admitted
+from serving.deploy.target import _stream_period_s, admitted
 from serving.errors import OverloadedError
 from serving.requests import Chunk, Receipt
 from tests.deploy.replicas import request
@@ -50,6 +51,14 @@ async def outlet():
     connection = asyncio.create_task(outlet.send_to(asyncio.StreamReader(), Writer()))
     yield outlet
     connection.cancel()
+
+
+@pytest.mark.parametrize(
+    ("given_ms", "device", "period_s"),
+    [(None, "cpu", 0.05), (None, "cuda", 0.0), (0.0, "cpu", 0.0), (80, "cuda", 0.08)],
+)
+def test_streams_are_paced_where_they_take_time_of_the_models_cores(given_ms, device, period_s):
+    assert _stream_period_s(EngineConfig(stream_period_ms=given_ms), device) == period_s
 
 
 async def test_a_request_that_comes_to_its_end_is_not_cancelled(outlet):

@@ -75,7 +75,7 @@ class Replica:
         self.outlets = Outlets("127.0.0.1")
 
     def generate(self, asked, gateway):
-        me = SimpleNamespace(_engine=self.engine, _outlets=self.outlets, _interval=1)
+        me = SimpleNamespace(_engine=self.engine, _outlets=self.outlets)
         self.calls.append(Call(TargetReplica.generate(me, asked, gateway)))
         return self.calls[-1]
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from jobs.load import Request
+from tests.api.scripted import chat_body
+
 
 @contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
@@ -29,12 +32,18 @@ def served(app: ASGIApp) -> Iterator[str]:
         thread.join()
 
 
+def chat_request(name: str = "p") -> Request:
+    """A streamed chat of at most 16 tokens."""
+    return Request(name, chat_body(max_tokens=16, stream=True, stream_options={"include_usage": True}))
+
+
 @dataclass(frozen=True)
 class RawEvents:
-    """One model, and a stream of exactly these lines for every request."""
+    """One model, and a stream of exactly these lines for every request, in pieces of `piece` bytes."""
 
     lines: Sequence[str]
     status: int = 200
+    piece: int = 1 << 20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/v1/models":
@@ -42,4 +51,7 @@ class RawEvents:
         else:
             status, body = self.status, "".join(f"{line}\n\n" for line in self.lines)
         await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": body.encode()})
+        whole = body.encode()
+        for start in range(0, len(whole), self.piece):
+            await send({"type": "http.response.body", "body": whole[start : start + self.piece], "more_body": True})
+        await send({"type": "http.response.body"})

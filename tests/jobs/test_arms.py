@@ -137,8 +137,9 @@ def test_a_prompt_that_can_never_fit_is_refused_before_anything_runs(recording: 
 
 def test_beside_an_application_prompts_are_timed_in_cycles(recording: Recording) -> None:
     beside = Beside(recording.built, work(max_tokens=3))
-    assert len(beside.tpot_ms(range(3), 2)) == 3
-    assert all(one is not None and one > 0.0 for one in beside.tpot_ms([3, 4], 1))
+    assert len(beside.tpot_ms(0, range(3), 2)) == 3
+    assert all(one is not None and one > 0.0 for one in beside.tpot_ms(1, [3, 4], 1))
+    Beside(recording.built, work(max_tokens=3), max_draft=0).tpot_ms(2, range(2), 1)
 
 
 def around_tiny(model: str, drafter: Drafter) -> Built:

@@ -1,6 +1,7 @@
 """`python -m jobs bench`: its flags, and --serve from the command line to the report."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 
 from jobs.__main__ import main
 from jobs.bench import parser
+from jobs.load import connected
 from jobs.paired import plan_from
-from jobs.served import Plan
+from jobs.served import Plan, _in_turns
 from jobs.served import plan_from as served_plan_from
 from serving.errors import ConfigError, OverloadedError
 from tests.api.scripted import ScriptedBackend, create_app
-from tests.jobs.http_server import RawEvents, served
+from tests.jobs.http_server import RawEvents, chat_request, served
+from tests.models.toy import save_toy
 from tuning.prompts import Prompt
 
 PROMPTS = [Prompt(id="a", turns=("hi",)), Prompt(id="b", turns=("ho",)), Prompt(id="c", turns=("he",))]
@@ -97,24 +100,40 @@ def test_something_else_there_is_one_line(flags: list[str], capsys) -> None:
     assert last_line(capsys).endswith("answers /v1/models with status 404 and no list of models")
 
 
-def test_the_way_is_priced_in_turns_with_the_engine_of_a_profile(flags: list[str], monkeypatch) -> None:
+def test_the_way_is_priced_in_turns_with_the_engine_of_a_profile(flags: list[str], tmp_path: Path, one_thread) -> None:
+    profile = tmp_path / "toy.yaml"
+    target = save_toy(tmp_path / "toy")
+    profile.write_text(f"name: toy\ntarget: {{model: {target}, dtype: float32}}\nengine: {{max_length: 64}}\n")
+    with served(create_app(ScriptedBackend())) as url:
+        call = ["--concurrency", "2,4", "--requests", "7", "--beside", str(profile), "--threads", "1", *flags[1:]]
+        assert main(["bench", "--serve", url, *call]) == 0
+    for level, num_full in zip(written(flags)["levels"], (3, 1), strict=True):
+        assert level["requests"] == len(level["raw"]) == 7
+        assert len(level["turns"]) <= num_full  # a scripted answer may come in one piece, which has no time per token
+        assert all(turn["engine_ms"] > 0.0 < turn["http_ms"] for turn in level["turns"])
+        assert (level["hop_cost"] is None) == (level["turns"] == [])
+    assert written(flags)["meta"]["beside"] == str(profile)
+
+
+async def test_turns_begin_with_either_side_and_a_last_one_of_fewer_requests_has_no_price() -> None:
     turns = list[tuple[list[int], int]]()
 
-    class Engine:
-        def tpot_ms(self, numbers: range, concurrency: int) -> list[float | None]:
-            turns.append((list(numbers), concurrency))
-            return [0.001 for _ in numbers]
+    def engine(numbers: Sequence[int], concurrency: int) -> list[float | None]:
+        turns.append((list(numbers), len(backend.requests)))
+        return [1e-9]
 
-    monkeypatch.setattr("jobs.served._beside", lambda args, plan, prompts: Engine())
-    with served(create_app(ScriptedBackend())) as url:
-        call = ["--concurrency", "3,4", "--requests", "7", "--beside", "plain", *flags[1:]]
-        assert main(["bench", "--serve", url, *call]) == 0
-    assert turns == [([0, 1, 2], 3), ([3, 4, 5], 3), ([6], 3), ([0, 1, 2, 3], 4), ([4, 5, 6], 4)]
-    for level in written(flags)["levels"]:
-        assert level["requests"] == len(level["raw"]) == 7
-        assert {turn["engine_ms"] for turn in level["turns"]} == {0.001}
-        assert level["hop_cost"] == pytest.approx(1.0, abs=0.2)
-    assert written(flags)["meta"]["beside"] == "plain"
+    backend = ScriptedBackend()
+    with served(create_app(backend)) as url:
+        async with connected(url, None) as client:
+            level = await _in_turns(client, [chat_request(f"p{i}") for i in range(8)], 3, lambda: None, engine)
+    assert turns == [([0, 1, 2], 3), ([3, 4, 5], 3), ([6, 7], 8)]  # the second begins with the engine
+    assert (level.requests, len(level.turns) <= 2) == (8, True)
+
+
+@pytest.mark.parametrize(("flag", "max_draft"), [(None, None), ("off", 0), ("3", 3)])
+def test_what_bounds_drafts_over_http_bounds_the_engine_beside(flag: str | None, max_draft: int | None) -> None:
+    more = [] if flag is None else ["--speculation", flag]
+    assert served_plan_from(arguments("--serve", "http://x", *more)).max_draft == max_draft
 
 
 @pytest.mark.parametrize(
@@ -130,6 +149,7 @@ def test_the_way_is_priced_in_turns_with_the_engine_of_a_profile(flags: list[str
         (["--serve", "http://x", "--requests", "4"], "--requests: must be at least the concurrency, got 4 for 16"),
         (["--serve", "http://x", "--speculation", "on"], "--speculation: must be off or a number of tokens, got 'on'"),
         (["--beside", "plain"], "--beside: needs --serve URL"),
+        (["--serve", "http://x", "--threads", "1"], "--threads: has no effect on a running application"),
         (["--serve", "http://x", "--beside", "no-such"], "profile: 'no-such' is neither a shipped profile"),
         (["--temperature", "3"], "--temperature: must be between 0 and 2, got 3"),
         (["--repeats", "0"], "--repeats: must be at least 1, got 0"),

@@ -6,23 +6,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from jobs.load import Counts, Request, Sample, ask, connected, run_level
+from jobs.load import Counts, Sample, ask, connected, run_level
 from serving.errors import ConfigError
 from serving.requests import Chunk, GenerationRequest
-from tests.api.scripted import HELLO, ScriptedBackend, chat_body, create_app
-from tests.jobs.http_server import RawEvents, served
+from tests.api.scripted import HELLO, ScriptedBackend, create_app
+from tests.jobs.http_server import RawEvents, chat_request, served
 
 FINISH = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}'
 USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 3}}'
 
 
-def request(name: str = "p") -> Request:
-    return Request(name, chat_body(max_tokens=16, stream=True, stream_options={"include_usage": True}))
-
-
 async def asked(url: str) -> Sample:
     async with connected(url, None) as client:
-        return await ask(client, request())
+        return await ask(client, chat_request())
 
 
 async def test_tokens_times_and_receipt_come_from_the_stream() -> None:
@@ -58,6 +54,14 @@ async def test_the_url_may_end_as_openai_clients_take_it(suffix: str) -> None:
 async def test_an_answer_is_whole_or_says_why_not(lines: list[str], status: int, error: str | None) -> None:
     with served(RawEvents(lines, status)) as url:
         assert (await asked(url)).error == error
+
+
+async def test_an_event_may_come_in_pieces() -> None:
+    content = 'data: {"choices": [{"delta": {"content": "hi"}}]}\r'
+    with served(RawEvents([content, FINISH, USAGE, "data: [DONE]"], piece=7)) as url:
+        sample = await asked(url)
+    assert (sample.error, sample.timing.tokens) == (None, 3)
+    assert sample.timing.first_s is not None
 
 
 async def test_a_server_that_is_gone_is_an_error_of_the_request() -> None:
@@ -96,7 +100,7 @@ async def test_a_level_holds_so_many_streams_and_sends_every_request() -> None:
     backend, done = Gate(width=3), []
     with served(create_app(backend)) as url:
         async with connected(url, None) as client:
-            run = await run_level(client, [request(f"p{i}") for i in range(7)], 3, lambda: done.append(1))
+            run = await run_level(client, [chat_request(f"p{i}") for i in range(7)], 3, lambda: done.append(1))
     assert backend.most_open == 3
     assert sorted(sample.prompt_id for sample in run.samples) == [f"p{i}" for i in range(7)]
     assert [sample.error for sample in run.samples] == [None] * 7

@@ -138,8 +138,9 @@ def test_a_head_is_trained_on_from_another(
     refused: dict[str, list[str]] = {
         "is of a training with other from": ["still", "--learning-rate", "1e-12"],
         "--vocab-size: must be the 90 of --from, got 80": ["other", "--from", first, "--vocab-size", "80"],
-        "has no eagle3.json": ["other", "--from", str(target)],
+        "must hold the eagle3.json": ["other", "--from", str(target)],
         "is a head for": ["other", "--from", first, "--target", "smollm2-135m-instruct"],
+        "--out: must not be the head of --from": ["first", "--from", first],
     }
     for said, call in refused.items():
         assert train(*call) == 2

@@ -32,11 +32,20 @@ def test_linear(kernels: NativeKernels, rows: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_bits_in_any_block(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(16, 96), kernels.pack(torch.randn(53, 96).to(dtype))
-    alone = torch.cat([kernels.linear(x[i : i + 1].contiguous(), weight, None, torch.empty(1, 53)) for i in range(16)])
-    for rows in ROWS[:14]:
+    x, weight = torch.randn(32, 96), kernels.pack(torch.randn(53, 96).to(dtype))
+    alone = torch.cat([kernels.linear(x[i : i + 1].contiguous(), weight, None, torch.empty(1, 53)) for i in range(32)])
+    for rows in ROWS:
         block = kernels.linear(x[:rows].contiguous(), weight, None, torch.empty(rows, 53))
         assert torch.equal(block, alone[:rows])
+
+
+def test_pairs_of_inputs_are_whole(kernels: NativeKernels) -> None:
+    odd = torch.randn(5, 7).bfloat16()
+    if kernels.rounds_inputs:
+        with pytest.raises(ValueError, match="even number of inputs, got 7"):
+            kernels.pack(odd)
+    else:
+        assert torch.equal(kernels.embed(kernels.pack(odd), torch.arange(5)), odd.float())
 
 
 def test_rms_norm_and_swiglu(kernels: NativeKernels) -> None:

@@ -1,7 +1,7 @@
 // y[T, N] = x[T, K] w[N, K]^T on weights stored in panels: kPanel output features side by side, feature after
 // feature of the input. A row of x is then read one number at a time, so even long rows stay in cache.
 //
-// Every sum runs over the inputs in order, in one lane, whatever T and the row's neighbours are.
+// Every sum runs over the inputs in one fixed order, in one lane, whatever T and the row's neighbours are.
 
 #pragma once
 
@@ -37,21 +37,20 @@ void unpack_rows(const W* panels, const int64_t* ids, float* y, int64_t T, int64
     for (int64_t k = 0; k < K; ++k) y[t * K + k] = to_float(panels[offset(panels, ids[t], k, K)]);
 }
 
-inline const float* as_groups(const float* x, int64_t, float) { return x; }
+inline const float* as_inputs(const float* x, int64_t, float) { return x; }
 
 #if defined(__AVX512BF16__)
 // x[0, count) rounded, in a place of the calling thread that its next call overwrites.
-inline const Factors<bf16>::Group* as_groups(const float* x, int64_t count, Factors<bf16>::Group) {
-  thread_local std::vector<Factors<bf16>::Group> groups;
-  groups.resize(count / 2);
-  auto* out = reinterpret_cast<bf16*>(groups.data());
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)load(x + i));
-    std::memcpy(out + i, &rounded, sizeof rounded);
+inline const bf16* as_inputs(const float* x, int64_t count, bf16) {
+  thread_local std::vector<bf16> rounded;
+  if (int64_t(rounded.size()) < count) rounded.resize(count);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t size = count - i < kLanes ? count - i : kLanes;
+    const __mmask16 there = __mmask16((1u << size) - 1);
+    const __m256bh few = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(there, x + i));
+    std::memcpy(rounded.data() + i, &few, size * sizeof(bf16));
   }
-  for (; i < count; ++i) assign(out + i, x[i]);
-  return groups.data();
+  return rounded.data();
 }
 #endif
 
@@ -77,30 +76,29 @@ struct Output {
 
 constexpr int64_t kLine = 64;
 
-// Weights to bring to the second-level cache while others are used: one line from `from` on every `every` steps of k.
+// Weights to bring to the second-level cache while others are used: `lines` of them, from `from` on, every `every` steps.
 struct Ahead {
   const char* from;
-  int64_t every;
+  int64_t every, lines;
 };
 
 // TB rows of x from row t against PB panels from panel p.
 template <int TB, int PB, class W>
-inline void tile(const typename Factors<W>::Group* x, const W* panels, const Output& out, int64_t t, int64_t p,
+inline void tile(const typename Factors<W>::Input* x, const W* panels, const Output& out, int64_t t, int64_t p,
                  int64_t K, Ahead ahead) {
   using F = Factors<W>;
   const int64_t groups = K / F::kInputs;
   Vec low[TB][PB] = {}, high[TB][PB] = {};
-  const auto* rows = x + t * groups;
+  const auto* rows = x + t * K;
   const W* w = panels + p * K * kPanel;
   for (int64_t start = 0; start < groups; start += ahead.every) {
-    __builtin_prefetch(ahead.from, 0, 2);
-    ahead.from += kLine;
+    for (int64_t line = 0; line < ahead.lines; ++line, ahead.from += kLine) __builtin_prefetch(ahead.from, 0, 2);
     const int64_t end = start + ahead.every < groups ? start + ahead.every : groups;
     for (int64_t k = start; k < end; ++k) {
       Pair weights[PB];
       for (int b = 0; b < PB; ++b) weights[b] = F::weights(w + (b * groups + k) * F::kInputs * kPanel);
       for (int r = 0; r < TB; ++r) {
-        const Vec value = F::inputs(rows[r * groups + k]);
+        const Vec value = F::inputs(rows + r * K + k * F::kInputs);
         for (int b = 0; b < PB; ++b) {
           low[r][b] = F::add(value, weights[b].low, low[r][b]);
           high[r][b] = F::add(value, weights[b].high, high[r][b]);
@@ -117,7 +115,7 @@ inline void tile(const typename Factors<W>::Group* x, const W* panels, const Out
 }
 
 template <int TB, int PB, class W>
-inline void panels_of(const typename Factors<W>::Group* x, const W* panels, const Output& out, int64_t t, int64_t p0,
+inline void panels_of(const typename Factors<W>::Input* x, const W* panels, const Output& out, int64_t t, int64_t p0,
                       int64_t p1, int64_t K, Ahead ahead) {
   int64_t p = p0;
   for (; p + PB <= p1; p += PB) tile<TB, PB, W>(x, panels, out, t, p, K, ahead);
@@ -132,7 +130,7 @@ constexpr int kRows = 6;  // 12 sums, 2 weights and a value: 15 of 16 registers
 
 // panels_of for `count` rows, 1 to kRows; few rows take several panels, or their sums would wait for one another.
 template <int TB = 1, class W, class... Args>
-inline void rows_of(int64_t count, const typename Factors<W>::Group* x, const W* panels, Args... args) {
+inline void rows_of(int64_t count, const typename Factors<W>::Input* x, const W* panels, Args... args) {
   if constexpr (TB < kRows) {
     if (count > TB) return rows_of<TB + 1, W>(count, x, panels, args...);
   }
@@ -146,14 +144,15 @@ void linear(const float* x, const W* panels, const Output& out, int64_t T, int64
   const int64_t per_item = is_few ? 4 : 1, all = num_panels(out.N), row_blocks = (T + kRows - 1) / kRows;
   const int64_t bytes = K * kPanel * sizeof(W), lines = (bytes + kLine - 1) / kLine, groups = K / Factors<W>::kInputs;
   const int64_t every = is_few ? groups : std::max<int64_t>(1, row_blocks * groups / lines);
-  const auto* inputs = as_groups(x, T * K, typename Factors<W>::Group{});
+  const int64_t at_once = is_few ? 1 : (lines * every + row_blocks * groups - 1) / (row_blocks * groups);
+  const auto* inputs = as_inputs(x, T * K, typename Factors<W>::Input{});
   Pool& pool = Pool::instance();
   pool.run((all + per_item - 1) / per_item, [&](int64_t item) {
     const int64_t p0 = item * per_item, p1 = std::min(p0 + per_item, all);
     const int64_t next = std::min(p0 + pool.size() * per_item, all - 1);  // those between go to other threads
     for (int64_t b = 0; b < row_blocks; ++b) {
       const int64_t t = T * b / row_blocks;  // blocks as even as they can be: short ones waste the multipliers
-      const Ahead ahead{reinterpret_cast<const char*>(panels) + next * bytes + bytes * b / row_blocks, every};
+      const Ahead ahead{reinterpret_cast<const char*>(panels) + next * bytes + bytes * b / row_blocks, every, at_once};
       rows_of(T * (b + 1) / row_blocks - t, inputs, panels, out, t, p0, p1, K, ahead);
     }
   });

@@ -1,6 +1,7 @@
 // How weights of a panel meet the inputs: one by one, or in pairs where the processor multiplies pairs of bfloat16.
 //
-// A panel has kPanel output features; inputs come in groups of Factors<W>::kInputs, whose weights stand together.
+// A panel has kPanel output features; inputs come in groups of Factors<W>::kInputs, whose weights stand together, and as
+// Factors<W>::Input.
 
 #pragma once
 
@@ -20,11 +21,11 @@ struct Factors;
 template <>
 struct Factors<float> {
   static constexpr int kInputs = 1;
-  using Group = float;
+  using Input = float;
 
   static int64_t place(int64_t feature, int64_t) { return feature; }
   static Pair weights(const float* p) { return {load(p), load(p + kLanes)}; }
-  static Vec inputs(float x) { return splat(x); }
+  static Vec inputs(const float* x) { return splat(*x); }
   static Vec add(Vec x, Vec w, Vec sum) { return fused(x, w, sum); }
 };
 
@@ -34,9 +35,7 @@ struct Factors<float> {
 template <>
 struct Factors<bf16> {
   static constexpr int kInputs = 2;
-  struct Group {
-    bf16 first, second;
-  };
+  using Input = bf16;
 
   static int64_t place(int64_t feature, int64_t input) { return 2 * feature + input; }
   static Pair weights(const bf16* p) {
@@ -44,9 +43,9 @@ struct Factors<bf16> {
     std::memcpy(&pair, p, sizeof pair);
     return pair;
   }
-  static Vec inputs(Group x) {
+  static Vec inputs(const bf16* x) {
     int32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
+    std::memcpy(&bits, x, sizeof bits);
     return (Vec)_mm512_set1_epi32(bits);
   }
   static Vec add(Vec x, Vec w, Vec sum) { return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w); }
@@ -58,7 +57,7 @@ struct Factors<bf16> {
 template <>
 struct Factors<bf16> {
   static constexpr int kInputs = 1;
-  using Group = float;
+  using Input = float;
 
   static int64_t place(int64_t feature, int64_t) {
     return feature < kLanes ? 2 * feature : 2 * (feature - kLanes) + 1;
@@ -68,7 +67,7 @@ struct Factors<bf16> {
     std::memcpy(&both, p, sizeof both);
     return {(Vec)(both << 16), (Vec)(both & 0xFFFF0000u)};
   }
-  static Vec inputs(float x) { return splat(x); }
+  static Vec inputs(const float* x) { return splat(*x); }
   static Vec add(Vec x, Vec w, Vec sum) { return fused(x, w, sum); }
 };
 
