@@ -31,7 +31,7 @@ log = logging.getLogger("ray.serve")
 
 # One request may be poison, and so may the next; an engine that answers nothing in between is broken.
 MAX_FAILED_ROUNDS = 3
-_CPU_STREAM_PERIOD_S = 0.05
+_CPU_STREAM_PERIOD_S = 0.1
 
 
 class Generator(Protocol):

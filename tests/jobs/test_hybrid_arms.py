@@ -130,8 +130,8 @@ def test_the_flag_makes_the_arms() -> None:
         assert plan.hybrid is not None
         return [profile.name for profile in plan.profiles]
 
-    assert names() == ["plain", "model", "suffix", "rule", "hvd"]
-    assert names("--profiles", "strict") == ["strict", "plain", "model", "suffix", "rule", "hvd"]
+    assert names() == ["plain", "eagle3", "suffix", "rule", "hvd"]
+    assert names("--profiles", "strict") == ["strict", "plain", "eagle3", "suffix", "rule", "hvd"]
     with pytest.raises(ConfigError, match="'plain' appears 2 times"):
         names("--profiles", "plain")
     assert ORACLE not in names()
