@@ -158,7 +158,10 @@ class EngineConfig(_Frozen):
     max_queued: int = Field(default=256, ge=0, le=100_000)
     draft_timeout_s: float = Field(default=2.0, gt=0.0, le=60.0)
     stream_period_ms: float | None = Field(
-        default=None, ge=0.0, le=10_000.0, description="least time between pieces of streams; None: 100 on a CPU, else 0"
+        default=None,
+        ge=0.0,
+        le=10_000.0,
+        description="least time between pieces of streams; None: 100 on a CPU, else 0",
     )
     guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 
