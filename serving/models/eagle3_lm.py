@@ -130,10 +130,9 @@ class Eagle3LM:
             if found is None:
                 return None
             tokens, outs = found
-            places = [
-                (row.index, (start + i) % _KEPT) for i in range(count) for row, start in zip(rows, starts, strict=True)
-            ]
-            self._outputs.flatten(0, 1).index_copy_(0, self._slots(*zip(*places, strict=True)), outs.flatten(0, 1))
+            for i, out in enumerate(outs):  # not all at once: see `KVStore.keep_features`
+                kept = self._slots([row.index for row in rows], [(start + i) % _KEPT for start in starts])
+                self._outputs.flatten(0, 1).index_copy_(0, kept, out)
         said = [as_ids(column) for column in tokens.T.cpu().numpy()]
         for row, start, request, one in zip(rows, starts, requests, said, strict=True):
             row.ids[start] = request.ids[-1]

@@ -29,7 +29,7 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=True,
         initializer_range=0.3, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from serving.deploy.lease import LEASE_S
 from tests.cluster.application import Story, plainly, request, run_app
 from tests.cluster.conftest import wait_for
 
@@ -162,4 +163,4 @@ def test_kill_the_target_in_mid_stream(application, local_ray, processes):
     before, after = undisturbed[-1]["speculation"], events[-1]["speculation"]
     assert (before["resumed"], after["resumed"]) == (0, 1)
     assert (before["emitted"], before["lossless"]) == (after["emitted"], after["lossless"])
-    wait_for(lambda: application.drafter_sessions() == [], timeout_s=15, what="no session of the dead target")
+    wait_for(lambda: application.drafter_sessions() == [], timeout_s=LEASE_S + 5, what="an end of its lease")
