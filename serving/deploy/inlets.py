@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from serving.deploy.flushing import joined
+from serving.deploy.joining import joined
 from serving.deploy.wire import Address, ChannelLostError, new_name, notice_silence, read_frame
 from serving.requests import Chunk
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from socket import socket as Socket
 
-from serving.deploy.flushing import joined
+from serving.deploy.joining import joined
 from serving.deploy.wire import NAME_BYTES, Address, ChannelLostError, frame_of, listener, notice_silence
 from serving.requests import Chunk
 from serving.types import FinishReason

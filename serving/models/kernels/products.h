@@ -15,18 +15,21 @@ struct Pair {
   Vec low, high;  // output features [0, kLanes) and [kLanes, kPanel) of a panel
 };
 
+struct OneByOne {
+  static constexpr int kInputs = 1;
+  using Input = float;
+
+  static Vec inputs(const float* x) { return splat(*x); }
+  static Vec add(Vec x, Vec w, Vec sum) { return fused(x, w, sum); }
+};
+
 template <class W>
 struct Factors;
 
 template <>
-struct Factors<float> {
-  static constexpr int kInputs = 1;
-  using Input = float;
-
+struct Factors<float> : OneByOne {
   static int64_t place(int64_t feature, int64_t) { return feature; }
   static Pair weights(const float* p) { return {load(p), load(p + kLanes)}; }
-  static Vec inputs(const float* x) { return splat(*x); }
-  static Vec add(Vec x, Vec w, Vec sum) { return fused(x, w, sum); }
 };
 
 #if defined(__AVX512BF16__)
@@ -55,10 +58,7 @@ struct Factors<bf16> {
 
 // The halves of a panel interleave: one load, a shift and a mask make both.
 template <>
-struct Factors<bf16> {
-  static constexpr int kInputs = 1;
-  using Input = float;
-
+struct Factors<bf16> : OneByOne {
   static int64_t place(int64_t feature, int64_t) {
     return feature < kLanes ? 2 * feature : 2 * (feature - kLanes) + 1;
   }
@@ -67,8 +67,6 @@ struct Factors<bf16> {
     std::memcpy(&both, p, sizeof both);
     return {(Vec)(both << 16), (Vec)(both & 0xFFFF0000u)};
   }
-  static Vec inputs(const float* x) { return splat(*x); }
-  static Vec add(Vec x, Vec w, Vec sum) { return fused(x, w, sum); }
 };
 
 #endif

@@ -1,6 +1,6 @@
 """Chunks joined on their way: nothing is lost."""
 
-from serving.deploy.flushing import joined
+from serving.deploy.joining import joined
 from serving.requests import Chunk, Receipt
 from serving.types import ExceptionRecord, Ledger, TokenLogprob
 
