@@ -82,9 +82,10 @@ struct Ahead {
   int64_t every, lines;
 };
 
-// TB rows of x from row t against PB panels from panel p.
+// TB rows of x from row t against PB panels from panel p. Not inlined: among its callers' own values GCC finds no
+// registers for the sums, and 6 rows take the time of 12.
 template <int TB, int PB, class W>
-inline void tile(const typename Factors<W>::Input* x, const W* panels, const Output& out, int64_t t, int64_t p,
+[[gnu::noinline]] void tile(const typename Factors<W>::Input* x, const W* panels, const Output& out, int64_t t, int64_t p,
                  int64_t K, Ahead ahead) {
   using F = Factors<W>;
   const int64_t groups = K / F::kInputs;
@@ -124,8 +125,10 @@ inline void panels_of(const typename Factors<W>::Input* x, const W* panels, cons
 
 #if defined(__AVX512F__)
 constexpr int kRows = 12;  // 24 sums, 2 weights and a value: 27 of 32 registers
+constexpr int kFew = 3;    // two panels: 12 sums, 4 weights and a value
 #else
 constexpr int kRows = 6;  // 12 sums, 2 weights and a value: 15 of 16 registers
+constexpr int kFew = 2;   // two panels: 8 sums, 4 weights and a value
 #endif
 
 // panels_of for `count` rows, 1 to kRows; few rows take several panels, or their sums would wait for one another.
@@ -134,13 +137,13 @@ inline void rows_of(int64_t count, const typename Factors<W>::Input* x, const W*
   if constexpr (TB < kRows) {
     if (count > TB) return rows_of<TB + 1, W>(count, x, panels, args...);
   }
-  panels_of<TB, TB == 1 ? 4 : TB < 4 ? 2 : 1, W>(x, panels, args...);
+  panels_of<TB, TB == 1 ? 4 : TB <= kFew ? 2 : 1, W>(x, panels, args...);
 }
 
 // Few rows are bound by memory, whose own prefetching is best left alone; many are not, and ask a panel ahead of use.
 template <class W>
 void linear(const float* x, const W* panels, const Output& out, int64_t T, int64_t K) {
-  const bool is_few = T < 4;
+  const bool is_few = T <= kFew;
   const int64_t per_item = is_few ? 4 : 1, all = num_panels(out.N), row_blocks = (T + kRows - 1) / kRows;
   const int64_t bytes = K * kPanel * sizeof(W), lines = (bytes + kLine - 1) / kLine, groups = K / Factors<W>::kInputs;
   const int64_t every = is_few ? groups : std::max<int64_t>(1, row_blocks * groups / lines);
