@@ -93,7 +93,8 @@ class _Account:
     """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens.
 
     `length` is that of its text, `num_read` what of it the drafter has read. A reading that is under way has
-    `num_unread` positions, of which the fund has paid `read_s`.
+    `num_unread` positions, of which the fund has paid `read_s`. The fund has paid `paid` tokens in all, last in a batch
+    of `paid_at`, and drafts gained `gained`.
     """
 
     tried: float
@@ -104,6 +105,9 @@ class _Account:
     num_unread: int = 0
     read_s: float = 0.0
     is_behind: bool = True
+    paid: float = 0.0
+    paid_at: int = 0
+    gained: float = 0.0
 
     @property
     def acceptance(self) -> float:
@@ -151,7 +155,7 @@ class Guard:
         account = self._account(session_id)
         account.grow(num_tokens)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
-        self._fund.earn(ALLOWANCE)
+        self._fund.allow(ALLOWANCE, batch_size)
         if not self._may_draft(account, batch_size):
             account.is_behind = True
             return 0
@@ -195,6 +199,7 @@ class Guard:
         asking = min(_MOST_ASKED, self._costs.plain_tokens(self._ask_s, batch_size))
         cost = num_drafted * self._costs.price(batch_size, rows) + asking
         account.balance += num_accepted - cost
+        account.gained += num_accepted - cost
         self._fund.earn(num_accepted - cost)
         self._cost = cost if self._cost == 0.0 else self._cost + _SHARED_SMOOTHING * (cost - self._cost)
         self._gain += _SHARED_SMOOTHING * (num_accepted - cost - self._gain)
@@ -215,7 +220,9 @@ class Guard:
         self._rows = rows
 
     def forget(self, session_id: str) -> None:
-        self._accounts.pop(session_id, None)
+        account = self._accounts.pop(session_id, None)
+        if account is not None and account.paid > 0.0:
+            self._fund.judge(account.paid_at, paid=account.paid, gained=account.gained)
 
     def _may_draft(self, account: _Account, batch_size: int) -> bool:
         """Whether the session can afford an attempt, and all sessions the reading that comes before it."""
@@ -248,8 +255,10 @@ class Guard:
         seconds = self._position_s * account.num_unread
         most_s = max(self._unknown_s(batch_size), _MOST_RISE * self._expected_s(account, batch_size))
         paid_s = min(seconds, max(0.0, most_s - account.read_s))
+        paid = self._costs.plain_tokens(paid_s, batch_size)
         account.read_s += paid_s
-        self._fund.pay(self._costs.plain_tokens(paid_s, batch_size))
+        account.paid, account.paid_at = account.paid + paid, batch_size
+        self._fund.pay(paid)
         account.balance -= min(_MOST_ASKED, self._costs.plain_tokens(seconds - paid_s, batch_size))
 
     def _end_reading(self, account: _Account) -> None:

@@ -6,12 +6,18 @@ depends on how long answers are. So reading is paid by all sessions together, fr
 an allowance a round and what drafts gain flow in, what they lose and what was read flow out. A reading is granted where
 the fund can pay what this text is expected to cost without owing more than _MOST_OWED; a free one always is.
 
+While readings at a load (a batch size, to a power of two) have not been worth their price lately, each that ends halves
+the allowance there, down to _LEAST_SHARE: trials become rare, not impossible, and what pays again doubles it.
+
 So what speculation costs, reading included, exceeds what it gives by no more than credit + allowance * rounds +
 _MOST_OWED + the error of one prediction, and what sessions that have read lose by drafts, which their accounts bound.
 """
 
 _MOST_OWED = 4.0  # tokens: half a text that was read is worth nothing
 _MOST_SAVED = 32.0  # tokens: what past gains may pay for
+_LEAST_SHARE = 1 / 8
+_HOPED = 4.0  # tokens: what a reading is taken to be worth before there was any, beyond its price
+_WORTH_SMOOTHING = 0.1  # of what readings were worth
 _PACE_POSITIONS = 64  # readings of so many positions change what the next is expected to take by half
 
 UNKNOWN_COST = _MOST_OWED / 2  # tokens: of a reading before there was any, so that not all sessions try at once
@@ -23,14 +29,27 @@ class ReadingFund:
     def __init__(self, credit: float) -> None:
         self._balance = credit
         self._promised = 0.0
+        self._shares: dict[int, float] = {}
+        self._worth: dict[int, float] = {}
 
     @property
     def savings(self) -> float:
         """What all sessions together gained and have not spent, in tokens."""
         return max(0.0, self._balance)
 
+    def allow(self, tokens: float, batch_size: int) -> None:
+        """One session's allowance for a round: its share at this load."""
+        self.earn(tokens * self._shares.get(_load(batch_size), 1.0))
+
+    def judge(self, batch_size: int, *, paid: float, gained: float) -> None:
+        """A session that read at this load has ended: it was paid so many tokens, and its drafts gained so many."""
+        load = _load(batch_size)
+        share, worth = self._shares.get(load, 1.0), self._worth.get(load, _HOPED)
+        self._worth[load] = worth + _WORTH_SMOOTHING * (gained - paid - worth)
+        self._shares[load] = min(1.0, 2 * share) if self._worth[load] >= 0.0 else max(_LEAST_SHARE, share / 2)
+
     def earn(self, tokens: float) -> None:
-        """An allowance, or what a draft gained; negative where it lost."""
+        """What a draft gained; negative where it lost."""
         self._balance = min(_MOST_SAVED, self._balance + tokens)
 
     def grant(self, tokens: float) -> bool:
@@ -47,6 +66,10 @@ class ReadingFund:
     def pay(self, tokens: float) -> None:
         """What a session's round of reading took."""
         self._balance -= tokens
+
+
+def _load(batch_size: int) -> int:
+    return batch_size.bit_length()
 
 
 class ReadingPace:

@@ -37,11 +37,17 @@ class Spent:
     tokens: int = 0
     drafts: int = 0
     readings: int = 0
+    batch_size: int = 1  # the sessions beside it decode plainly
+
+    @property
+    def token_s(self) -> float:
+        """Time per token of plain decoding."""
+        return CostModel(COSTS).seconds(self.batch_size) / self.batch_size
 
     @property
     def ratio(self) -> float:
         """Time per token by that of plain decoding."""
-        return self.seconds / (COSTS[1] * self.tokens)
+        return self.seconds / (self.token_s * self.tokens)
 
 
 def make_guard() -> Guard:
@@ -50,9 +56,9 @@ def make_guard() -> Guard:
 
 def serve(guard: Guard, num_tokens: int, drafting: Drafting, spent: Spent, name: str) -> Spent:
     """Answer one request."""
-    left, unread = num_tokens, drafting.rounds_of_reading
+    left, unread, others, costs = num_tokens, drafting.rounds_of_reading, spent.batch_size - 1, CostModel(COSTS)
     while left > 0:
-        k = guard.limit(name, 1, 10)
+        k = guard.limit(name, spent.batch_size, 10)
         draft, draft_s = EMPTY_DRAFT, 0.0
         if k and unread:
             draft_s += drafting.read_s / drafting.rounds_of_reading
@@ -63,12 +69,12 @@ def serve(guard: Guard, num_tokens: int, drafting: Drafting, spent: Spent, name:
             draft_s += drafting.step_s * k
             spent.drafts += 1
         guard.record_drafts({name: draft} if k else {}, draft_s)
-        verify_s = CostModel(COSTS).seconds(1 + len(draft))
-        guard.record_pass(rows=1 + len(draft), verify_s=verify_s)
+        verify_s = costs.seconds(1 + len(draft) + others)
+        guard.record_pass(rows=1 + len(draft) + others, verify_s=verify_s)
         kept = min(len(draft), drafting.right, left - 1)
         if k:
-            guard.observe(name, 1, draft, kept)
-        spent.seconds += draft_s + verify_s
+            guard.observe(name, spent.batch_size, draft, kept)
+        spent.seconds += draft_s + verify_s - others * spent.token_s
         spent.tokens += 1 + kept
         left -= 1 + kept
     guard.forget(name)
@@ -122,6 +128,29 @@ def test_case_30_a_drafter_that_becomes_worthless_stops_reading() -> None:
         serve(guard, 64, Drafting(read_s=0.05, right=0), later, f"bad {number}")
     assert later.readings < 30
     assert later.ratio <= 1.05
+
+
+def test_where_readings_do_not_pay_trials_become_rare_and_go_on() -> None:
+    guard, crowded = make_guard(), Spent(batch_size=16)
+    for number in range(100):
+        serve(guard, 96, Drafting(read_s=0.05, right=0), crowded, f"first {number}")
+    later = Spent(batch_size=16)
+    for number in range(400):
+        serve(guard, 96, Drafting(read_s=0.05, right=0), later, f"later {number}")
+    assert later.readings >= 2
+    assert later.ratio <= 1 + ALLOWANCE / 4
+    alone = serve(guard, 96, Drafting(read_s=0.05), Spent(), "alone")
+    assert alone.readings == 1  # what did not pay in a crowd says nothing of a session by itself
+
+
+def test_a_drafter_that_becomes_good_is_found_out_where_trials_were_rare() -> None:
+    guard, spent = make_guard(), Spent()
+    for number in range(200):
+        serve(guard, 96, Drafting(read_s=0.05, right=0), spent, f"bad {number}")
+    later = Spent()
+    for number in range(60):
+        serve(guard, 96, Drafting(read_s=0.05, right=4), later, f"good {number}")
+    assert later.readings >= 30
 
 
 @settings(max_examples=60, deadline=None)
