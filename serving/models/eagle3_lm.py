@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serving.models.attention import has_flash
 from serving.models.eagle3 import NUM_FEATURES
 from serving.models.eagle3_checkpoint import load_eagle3
 from serving.models.eagle3_runner import Eagle3Runner, kv_shape, runner_of
@@ -126,7 +127,7 @@ class Eagle3LM:
         with torch.inference_mode():
             before = self._slots([row.index for row in rows], [(start - 1) % _KEPT for start in starts])
             g = self._outputs.flatten(0, 1).index_select(0, before)
-            found = self._runner.chain(g, pack(segments, device=self._store.device), self._store, count)
+            found = self._runner.chain(g, pack(segments, self._store), self._store, count)
             if found is None:
                 return None
             tokens, outs = found
@@ -190,7 +191,7 @@ class Eagle3LM:
     def _read(self, readings: Sequence[_Reading], segments: Sequence[Segment], g: Tensor) -> None:
         for segment in segments:  # should the pass fail, nobody takes half-written slots for what they were
             segment.row.length = min(segment.row.length, segment.start)
-        out = self._runner.forward(g, pack(segments, device=self._store.device), self._store)
+        out = self._runner.forward(g, pack(segments, self._store), self._store)
         ends = np.cumsum([segment.stop - segment.start for segment in segments])
         last = out.index_select(0, torch.from_numpy(ends - 1).to(out.device))
         kept = self._slots([s.row.index for s in segments], [(s.stop - 1) % _KEPT for s in segments])
@@ -228,14 +229,16 @@ def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options:
         [
             PlannedItem(options.role, "weights", sum(matrix.nbytes for matrix in matrices)),
             PlannedItem(options.role, "KV rows", KVStore.planned_bytes(
-                [shape], num_rows=options.num_rows, capacity=options.capacity, dtype=dtype
+                [shape], num_rows=options.kv_rows, capacity=options.capacity, dtype=dtype
             )),
             PlannedItem(options.role, "kept outputs", 4 * options.num_rows * _KEPT * head.config.hidden_size),
         ],
     )  # fmt: skip
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
-    store = KVStore([shape], options.num_rows, options.capacity, dtype, device)
+    store = KVStore(
+        [shape], options.num_rows, options.capacity, dtype, device, has_flash=has_flash([shape], dtype, device)
+    )
     reserve(store, options.role)
     lm_with = partial(
         Eagle3LM, runner_of(head, max_length=options.capacity), store,

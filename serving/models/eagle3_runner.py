@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from serving.models.attention import attend_packed
 from serving.models.eagle3 import Eagle3Head
-from serving.models.hf_decoder import attend_packed
 from serving.models.kv_store import KVShape, KVStore
 from serving.models.native import NativeKernels, load_native
 from serving.models.native_layers import Geometry, LayerStack, NativeLayer, Panels, SideFields, WordsFields

@@ -11,13 +11,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from serving.errors import ModelError
+from serving.models.attention import attend_packed
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.packed import Network, PackedStep, Segment
+from serving.models.packed import Network, PackedStep
 from serving.models.skipping import keeping, kept_layers
 
 ATTENTION = "drafthouse_packed"
@@ -59,56 +59,6 @@ def packed_attention(
     window, softcap = options.get("sliding_window") or 0, options.get("softcap") or 0.0
     mixed = attend_packed(context.step, caches, query, key, value, scale=scale, window=window, softcap=softcap)
     return mixed[None], None
-
-
-def attend_packed(
-    step: PackedStep, caches: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor,
-    *, scale: float, window: int = 0, softcap: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """query [1, Q, T, D], key and value [1, KV, T, D] -> [T, Q, D]; stores keys and values in one layer's caches."""
-    keys, values = caches
-    keys[step.rows, :, step.positions] = key[0].transpose(0, 1).to(keys.dtype)
-    values[step.rows, :, step.positions] = value[0].transpose(0, 1).to(values.dtype)
-    outputs, at = [], 0
-    for segment in step.segments:
-        length = segment.stop - segment.start
-        cached = (keys[segment.row.index, :, : segment.stop], values[segment.row.index, :, : segment.stop])
-        rows = query[0, :, at : at + length]
-        outputs.append(_attend(rows, cached, segment, scale=scale, window=window, softcap=softcap))
-        at += length
-    return torch.cat(outputs)
-
-
-def _attend(
-    query: Tensor,
-    cached: tuple[Tensor, Tensor],
-    segment: Segment,
-    *,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Tensor:
-    """One segment: query [Q, n, D] over cached [KV, stop, D] -> [n, Q, D]."""
-    keys, values = (part.to(query.dtype) for part in cached)
-    visible = _visible(segment, window=window, device=query.device)
-    if not softcap:
-        mixed = F.scaled_dot_product_attention(
-            query[None], keys[None], values[None], attn_mask=visible, scale=scale, enable_gqa=True
-        )
-        return mixed[0].transpose(0, 1)
-    group = query.shape[0] // keys.shape[0]
-    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    scores = softcap * torch.tanh(query @ keys.transpose(1, 2) * scale / softcap)
-    weights = torch.softmax(scores.float().masked_fill(~visible, float("-inf")), dim=-1).to(query.dtype)
-    return (weights @ values).transpose(0, 1)
-
-
-def _visible(segment: Segment, *, window: int, device: torch.device) -> Tensor:
-    """bool [n, stop]: which cached positions each row of the segment sees."""
-    rows = torch.arange(segment.start, segment.stop, device=device)[:, None]
-    columns = torch.arange(segment.stop, device=device)[None]
-    visible = columns <= rows
-    return visible & (columns > rows - window) if window else visible
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

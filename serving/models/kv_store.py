@@ -53,6 +53,7 @@ class KVStore:
     keys[layer] and values[layer] are [num_rows, num_heads, capacity, head_dim]: a head's part of a row is in one piece.
     Where a drafter reads the model's features, `features` is [num_rows, capacity, len(feature_layers) * hidden]: what
     entered those layers (the number of layers itself: what left the last one), as valid as the slot's keys are.
+    Where attention over it is one kernel (`has_flash`) a row more than `num_rows` lies behind them, for padding.
     """
 
     shapes: list[KVShape]
@@ -62,22 +63,27 @@ class KVStore:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     feature_layers: tuple[int, ...] = ()
     hidden: int = 0
+    has_flash: bool = False
 
     def __post_init__(self) -> None:
         self._pages = BigPages()
         self.keys = [self._empty(shape) for shape in self.shapes]
         self.values = [self._empty(shape) for shape in self.shapes]
         width = len(self.feature_layers) * self.hidden
-        self.features = torch.empty(self.num_rows, self.capacity, width, dtype=self.dtype, device=self.device)
+        self.features = torch.empty(self._all_rows, self.capacity, width, dtype=self.dtype, device=self.device)
         self.rows = [Row(i, np.zeros(self.capacity, dtype=np.int32)) for i in range(self.num_rows)]
         self._by_session: dict[str, Row] = {}
         self._clock = 0
 
     def _empty(self, shape: KVShape) -> Tensor:
-        size = (self.num_rows, shape.num_heads, self.capacity, shape.head_dim)
+        size = (self._all_rows, shape.num_heads, self.capacity, shape.head_dim)
         if self.device.type == "cpu":
             return self._pages.empty(size, self.dtype)
         return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    @property
+    def _all_rows(self) -> int:
+        return self.num_rows + self.has_flash
 
     @staticmethod
     def planned_bytes(

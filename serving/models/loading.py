@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from serving.errors import ConfigError, ModelError
+from serving.models.attention import PAGE, has_flash
 from serving.models.draft_lm import DraftModel, is_draft_lm, load_draft_model
+from serving.models.graphs import CudaRecorder, GraphedDecoder
 from serving.models.hf_decoder import HFDecoder, check_build, check_layers, layer_shapes
 from serving.models.kv_store import KVStore
 from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
@@ -51,8 +53,14 @@ class LoadOptions:
 
     @property
     def capacity(self) -> int:
-        """Slots of one KV row: the longest sequence, a draft behind it and one to spare."""
-        return self.max_length + self.max_draft + 1
+        """Slots of one KV row: the longest sequence, a draft behind it and one to spare; on a GPU whole pages."""
+        slots = self.max_length + self.max_draft + 1
+        return slots if default_device().type == "cpu" else -(-slots // PAGE) * PAGE
+
+    @property
+    def kv_rows(self) -> int:
+        """KV rows, with the one that a store on a GPU may have more."""
+        return self.num_rows + (default_device().type == "cuda")
 
     @property
     def scored_rows(self) -> int:
@@ -78,7 +86,10 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     store = KVStore(
         decoder.shapes, options.num_rows, options.capacity, dtype, default_device(),
         feature_layers=options.feature_layers, hidden=config.get_text_config().hidden_size,
+        has_flash=has_flash(decoder.shapes, dtype, default_device()),
     )  # fmt: skip
+    if store.has_flash:
+        decoder = GraphedDecoder(decoder, CudaRecorder())
     reserve(store, options.role, workspace=plan.bytes_for("workspace"))
     head = HeadOptions(
         vocab_size=min(options.vocab_size, network.lm_head.weight.shape[0]),
@@ -128,7 +139,7 @@ def plan_memory(config: Network, options: LoadOptions) -> MemoryPlan:
         skip_layers(skeleton, options.kept)
     weights = sum(parameter.numel() for parameter in skeleton.parameters()) * dtype.itemsize
     kv_bytes = KVStore.planned_bytes(
-        layer_shapes(skeleton), num_rows=options.num_rows, capacity=options.capacity, dtype=dtype,
+        layer_shapes(skeleton), num_rows=options.kv_rows, capacity=options.capacity, dtype=dtype,
         feature_width=len(options.feature_layers) * config.get_text_config().hidden_size,
     )  # fmt: skip
     rows = max(_WORKSPACE_ROWS, options.num_rows * options.scored_rows)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,27 +34,83 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """The N segments of a step as one flash kernel takes them, all int32.
+
+    `starts` [N + 1] is where they begin among the T tokens, `used` [N] how many slots of its row the last token of each
+    sees, `rows` [N, 1] those rows. No segment has more than `longest` tokens.
+    """
+
+    starts: Tensor
+    used: Tensor
+    rows: Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackedStep:
-    """The flat arrays of one step, all int64[T]."""
+    """The flat arrays of one step, all int64[T]; `ragged` where attention over the store is one kernel."""
 
     ids: Tensor
     positions: Tensor
     rows: Tensor
     segments: Sequence[Segment]
+    ragged: Ragged | None = None
 
     @property
     def num_tokens(self) -> int:
         return self.ids.shape[0]
 
 
-def pack(segments: Sequence[Segment], *, device: torch.device) -> PackedStep:
-    """Concatenate `segments`."""
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """A step on the host: `flat` has ids, positions and rows, int64[3, T]; `bounds` Ragged's arrays in a row, int32."""
+
+    flat: npt.NDArray[np.int64]
+    bounds: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls, flat: npt.NDArray[np.int64], *, starts: Sequence[int], used: Sequence[int], rows: Sequence[int]
+    ) -> "StepArrays":
+        return cls(flat, np.array([*starts, *used, *rows], dtype=np.int32))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Lengths of the parts of `bounds`: N + 1, N and N."""
+        count = len(self.bounds) // 3
+        return [count + 1, count, count]
+
+    def split(self) -> list[list[int]]:
+        """starts, used and rows."""
+        return [part.tolist() for part in np.split(self.bounds, np.cumsum(self.sizes)[:-1])]
+
+
+def step_arrays(segments: Sequence[Segment]) -> StepArrays:
+    """`segments`, concatenated."""
+    starts = [0, *np.cumsum([s.stop - s.start for s in segments])]
+    return StepArrays.of(
+        _flat(segments), starts=starts, used=[s.stop for s in segments], rows=[s.row.index for s in segments]
+    )
+
+
+def pack(segments: Sequence[Segment], store: KVStore) -> PackedStep:
+    """One step of `segments`, whose rows are those of `store`."""
+    flat = torch.from_numpy(_flat(segments)).to(store.device)
+    if not store.has_flash:
+        return PackedStep(flat[0], flat[1], flat[2], segments)
+    arrays = step_arrays(segments)
+    starts, used, rows = torch.from_numpy(arrays.bounds).to(store.device).split(arrays.sizes)
+    longest = max(s.stop - s.start for s in segments)
+    return PackedStep(flat[0], flat[1], flat[2], segments, Ragged(starts, used, rows[:, None], longest))
+
+
+def _flat(segments: Sequence[Segment]) -> npt.NDArray[np.int64]:
     ids = np.concatenate([s.ids[s.start : s.stop] for s in segments]).astype(np.int64)
     positions = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in segments])
     lengths = [s.stop - s.start for s in segments]
     rows = np.repeat(np.array([s.row.index for s in segments], dtype=np.int64), lengths)
-    flat = torch.from_numpy(np.stack([ids, positions, rows])).to(device)
-    return PackedStep(flat[0], flat[1], flat[2], segments)
+    return np.stack([ids, positions, rows])
 
 
 class Decoder(Protocol):

@@ -79,7 +79,7 @@ class PackedLM:
         for segment in live:  # should the pass fail, nobody takes half-written slots for what they were
             segment.row.length = min(segment.row.length, segment.start)
         with torch.inference_mode():
-            step = pack(live, device=self._store.device)
+            step = pack(live, self._store)
             hidden = self._decoder.forward(step, self._store)
             self._remember(live)
             scored = [
@@ -123,7 +123,7 @@ class PackedLM:
         row = self._store.row(session_id)
         segments = [Segment(row, ids, start, len(ids))]
         with torch.inference_mode():
-            hidden = self._decoder.forward(pack(segments, device=self._store.device), self._store)
+            hidden = self._decoder.forward(pack(segments, self._store), self._store)
         self._remember(segments)
         self.close(session_id)
         return row, hidden[first - start :]

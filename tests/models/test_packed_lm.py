@@ -84,7 +84,7 @@ def test_logits_equal_the_stock_model_in_ragged_chunks(family: str) -> None:
                             Segment(store.row(str(index)), ids, int(bounds[chunk]), int(bounds[chunk + 1])),
                         )
                     )
-            step = pack([s for _, s in segments], device=torch.device("cpu"))
+            step = pack([s for _, s in segments], store)
             logits = decoder.logits(decoder.forward(step, store))
             at = 0
             for index, segment in segments:

@@ -1,0 +1,127 @@
+"""Attention of a packed step over the KV store: segment by segment anywhere, on a GPU in one flash kernel a layer.
+
+T packed tokens, Q query heads, KV key heads of D.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from serving.models.kv_store import KVShape, KVStore
+from serving.models.packed import PackedStep, Ragged, Segment, pack
+from serving.types import as_ids
+
+log = logging.getLogger(__name__)
+
+PAGE = 256  # slots: flash attention takes a KV row as one page, whose size must be a multiple of this
+_MOST_ERROR = 0.05  # of a trial's outputs, which are sums of numbers of size 1, weighted
+
+
+def attend_packed(
+    step: PackedStep, caches: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor,
+    *, scale: float, window: int = 0, softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """query [1, Q, T, D], key and value [1, KV, T, D] -> [T, Q, D]; stores keys and values in one layer's caches."""
+    keys, values = caches
+    keys[step.rows, :, step.positions] = key[0].transpose(0, 1).to(keys.dtype)
+    values[step.rows, :, step.positions] = value[0].transpose(0, 1).to(values.dtype)
+    if step.ragged is not None and not softcap:
+        return _attend_ragged(step.ragged, query, caches, scale=scale, window=window)
+    if not step.segments:
+        raise RuntimeError("soft-capped attention goes segment by segment, which no captured step can")
+    outputs, at = [], 0
+    for segment in step.segments:
+        length = segment.stop - segment.start
+        cached = (keys[segment.row.index, :, : segment.stop], values[segment.row.index, :, : segment.stop])
+        rows = query[0, :, at : at + length]
+        outputs.append(_attend(rows, cached, segment, scale=scale, window=window, softcap=softcap))
+        at += length
+    return torch.cat(outputs)
+
+
+def _attend(
+    query: Tensor,
+    cached: tuple[Tensor, Tensor],
+    segment: Segment,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """One segment: query [Q, n, D] over cached [KV, stop, D] -> [n, Q, D]."""
+    keys, values = (part.to(query.dtype) for part in cached)
+    visible = _visible(segment, window=window, device=query.device)
+    if not softcap:
+        mixed = F.scaled_dot_product_attention(
+            query[None], keys[None], values[None], attn_mask=visible, scale=scale, enable_gqa=True
+        )
+        return mixed[0].transpose(0, 1)
+    group = query.shape[0] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    scores = softcap * torch.tanh(query @ keys.transpose(1, 2) * scale / softcap)
+    weights = torch.softmax(scores.float().masked_fill(~visible, float("-inf")), dim=-1).to(query.dtype)
+    return (weights @ values).transpose(0, 1)
+
+
+def _visible(segment: Segment, *, window: int, device: torch.device) -> Tensor:
+    """bool [n, stop]: which cached positions each row of the segment sees."""
+    rows = torch.arange(segment.start, segment.stop, device=device)[:, None]
+    columns = torch.arange(segment.stop, device=device)[None]
+    visible = columns <= rows
+    return visible & (columns > rows - window) if window else visible
+
+
+def _attend_ragged(
+    ragged: Ragged, query: Tensor, caches: tuple[Tensor, Tensor], *, scale: float, window: int
+) -> Tensor:
+    """query [1, Q, T, D] over caches [rows, KV, slots, D] -> [T, Q, D]."""
+    keys, values = (cache.transpose(1, 2) for cache in caches)
+    mixed = varlen_attn(
+        query[0].transpose(0, 1).to(keys.dtype), keys, values, ragged.starts, None, ragged.longest, keys.shape[1],
+        scale=scale,
+        window_size=(window - 1 if window else -1, 0),
+        enable_gqa=True,
+        seqused_k=ragged.used,
+        block_table=ragged.rows,
+        num_splits=1,  # or a sequence's numbers would depend on who else is in the batch
+    )  # fmt: skip
+    assert isinstance(mixed, Tensor)  # a pair only where more is asked for
+    return mixed.to(query.dtype)
+
+
+def has_flash(shapes: Sequence[KVShape], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether flash attention runs on KV rows of these shapes there, and says what attention by segments says."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    try:
+        worst = max(flash_error(shape, dtype, device) for shape in set(shapes))
+    except RuntimeError as error:  # torch's word for a kernel that this card, or these shapes, do not have
+        log.warning("no flash attention here, sequences attend one by one: %s", str(error).splitlines()[0])
+        return False
+    if worst > _MOST_ERROR:
+        log.warning("flash attention is off by %.3f here, sequences attend one by one", worst)
+    return worst <= _MOST_ERROR
+
+
+def flash_error(shape: KVShape, dtype: torch.dtype, device: torch.device) -> float:
+    """The most by which the two differ on two texts, one of them in its middle."""
+    store = KVStore([shape], 2, PAGE, dtype, device, has_flash=True)
+    ids, made = as_ids([1] * 40), torch.Generator(device).manual_seed(0)
+    for cache in (*store.keys, *store.values):
+        cache.normal_(generator=made)
+    step = pack([Segment(store.rows[0], ids, 0, 3), Segment(store.rows[1], ids, 33, 40)], store)
+    size, group = step.num_tokens, 2
+    query, key, value = (
+        torch.randn(1, heads, size, shape.head_dim, dtype=dtype, device=device, generator=made)
+        for heads in (group * shape.num_heads, shape.num_heads, shape.num_heads)
+    )
+    caches, scale = (store.keys[0], store.values[0]), shape.head_dim**-0.5
+    found, expected = (
+        attend_packed(one, caches, query, key, value, scale=scale).float() for one in (step, replace(step, ragged=None))
+    )
+    return float((found - expected).abs().max())
