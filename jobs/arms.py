@@ -1,7 +1,7 @@
 """The arms of the paired benchmark: transformers' own decoding, and profiles of ours."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from jobs.hybrid_arms import request_name
 from jobs.reference import StockGenerate
 from serving.build import Built
 from serving.config import ModelConfig, ModelDrafter, Profile
-from serving.decode.offline import complete
+from serving.decode.offline import Completion, rounds
 from serving.errors import ConfigError
 from serving.models.draft_lm import is_draft_lm, load_whole_draft_lm
 from serving.models.loading import load_network
@@ -79,16 +79,16 @@ def _load_assistant(assistant: str | None, target: ModelConfig, network: Network
 
 
 def _stock_arm(stock: StockGenerate, work: Work, options: dict[str, Any]) -> Arm:
-    def run() -> Measured:
+    def turns() -> Iterator[Measured]:
         torch.manual_seed(work.seed)
         started_s = time.perf_counter()
         answers = stock.answers(
             work.prompts, max_tokens=work.max_tokens, batch=work.batch, temperature=work.temperature, **options
         )
         seconds = time.perf_counter() - started_s
-        return Measured(seconds, [one.ids for one in answers], [one.timing.tpot_ms for one in answers])
+        yield Measured(seconds, [one.ids for one in answers], [one.timing.tpot_ms for one in answers])
 
-    return Arm(run, is_comparable=work.temperature == 0.0)
+    return Arm(turns, is_comparable=work.temperature == 0.0)
 
 
 def profile_arm(built: Built, work: Work) -> Arm:
@@ -97,22 +97,29 @@ def profile_arm(built: Built, work: Work) -> Arm:
         built.limits.check(request)
     calls = 0
 
-    def run() -> Measured:
+    def turns() -> Iterator[Measured | None]:
         nonlocal calls
         calls += 1
-        return _measured(built, work.requests(call=calls))
+        return _turns(built, work.requests(call=calls))
 
-    return Arm(run)
+    return Arm(turns)
 
 
-def _measured(built: Built, requests: Sequence[GenerationRequest]) -> Measured:
-    clock = ChunkClock(time.perf_counter())
-    done = {one.request_id: one for one in complete(built.scheduler, requests, on_chunk=clock.note)}
-    seconds = time.perf_counter() - clock.started_s
+def _turns(built: Built, requests: Sequence[GenerationRequest]) -> Iterator[Measured | None]:
+    clock, done = ChunkClock(), dict[str, Completion]()
+    for ended in rounds(built.scheduler, requests, on_chunk=clock.note):
+        clock.pause()
+        done |= {one.request_id: one for one in ended}
+        yield None
+        clock.resume()
     completions = [done[request.request_id] for request in requests]
+    yield _measured(completions, clock)
+
+
+def _measured(completions: Sequence[Completion], clock: "ChunkClock") -> Measured:
     receipts = [completion.receipt for completion in completions]
     return Measured(
-        seconds,
+        clock.now_s,
         [completion.output_ids for completion in completions],
         [clock.timing(one.request_id, len(one.output_ids)).tpot_ms for one in completions],
         accepted_length(
@@ -130,15 +137,31 @@ def _per_token(counts: Sequence[int], receipts: Sequence[Receipt]) -> float:
 
 
 class ChunkClock:
-    """Notes when each request's first text and its last chunk came: what a client of the stream would see."""
+    """Notes when each request's first text and its last chunk came: what a client of the stream would see.
 
-    def __init__(self, started_s: float) -> None:
-        self.started_s = started_s
+    It runs from the beginning, and can be stopped while others work.
+    """
+
+    def __init__(self) -> None:
+        self._passed_s = 0.0
+        self._resumed_s: float | None = time.perf_counter()
         self._first_s: dict[str, float] = {}
         self._last_s: dict[str, float] = {}
 
+    @property
+    def now_s(self) -> float:
+        """Seconds that it has run."""
+        running_s = 0.0 if self._resumed_s is None else time.perf_counter() - self._resumed_s
+        return self._passed_s + running_s
+
+    def pause(self) -> None:
+        self._passed_s, self._resumed_s = self.now_s, None
+
+    def resume(self) -> None:
+        self._resumed_s = time.perf_counter()
+
     def note(self, chunk: Chunk) -> None:
-        self._last_s[chunk.request_id] = now_s = time.perf_counter() - self.started_s
+        self._last_s[chunk.request_id] = now_s = self.now_s
         if chunk.text:
             self._first_s.setdefault(chunk.request_id, now_s)
 

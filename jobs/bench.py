@@ -1,8 +1,8 @@
 """Speed, measured fairly: of profiles in this process, or of a running application over HTTP.
 
-In this process, arms take turns on the same prompts, weights, dtype and threads: the profiles, and transformers'
-`generate` as it is, with prompt lookup (`lookup`) and with a draft model (`assisted`). Ratios are taken within a
-repeat, their median is reported, every second repeat runs in reverse order, and memories start empty in each.
+In this process, arms take turns on the same prompts, weights, dtype and threads: the profiles, round by round, and
+transformers' `generate` as it is, with prompt lookup (`lookup`) and with a draft model (`assisted`). Ratios are taken
+within a repeat, their median is reported, every second turn goes backwards, and memories start empty in each repeat.
 
 With --serve URL nothing is computed here: so many streams at once (--concurrency) are sent to /v1/chat/completions and
 timed as their clients see them. A cycle through the prompts has a cache salt of its own, so none is answered from

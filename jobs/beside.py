@@ -1,6 +1,5 @@
 """The engine of a profile in this process, which takes turns with a running application on the same prompts."""
 
-import time
 from collections.abc import Sequence
 
 from jobs.arms import ChunkClock, Work
@@ -23,7 +22,7 @@ class Beside:
 
     def tpot_ms(self, level: int, numbers: Sequence[int], concurrency: int) -> list[float | None]:
         """Time per output token of each, `concurrency` at once; None for an answer of less than two tokens."""
-        clock = ChunkClock(time.perf_counter())
+        clock = ChunkClock()
         requests = (self._request(level, number) for number in numbers)
         done = complete(self._built.scheduler, requests, in_flight=concurrency, on_chunk=clock.note)
         return [clock.timing(one.request_id, len(one.output_ids)).tpot_ms for one in done]

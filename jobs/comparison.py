@@ -1,12 +1,13 @@
 """Arms measured in turns, and what is concluded: ratios within a repeat, medians over repeats, identity.
 
-Every repeat runs all arms one after the other, so that a slow minute of the machine slows all of them, and every
-second repeat runs them in reverse, so that none is always the one after a busy neighbour.
+In every repeat all arms are under way at once and take turns, ours round by round, each on a clock of its own: a slow
+second of the machine slows all of them. Every second turn goes backwards, so that none is always the one after a busy
+neighbour. What cannot be stopped in the middle, like transformers' `generate`, has one turn for all its work.
 """
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -41,10 +42,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to answer the prompts. `is_comparable`: the same ids are due of it as of every other such arm."""
+    """One way to answer the prompts. `is_comparable`: the same ids are due of it as of every other such arm.
 
-    measure: Callable[[], Measured]
+    `turns` begins a repeat: it works while it is asked for the next item, gives None after each turn, at its end the
+    result.
+    """
+
+    turns: Callable[[], Iterator[Measured | None]]
     is_comparable: bool = True
+
+    def measure(self) -> Measured:
+        """A repeat by itself."""
+        return next(result for result in self.turns() if result is not None)
 
 
 @dataclass(frozen=True)
@@ -103,10 +112,17 @@ def measure(arms: Mapping[str, Arm], order: Sequence[Sequence[str]]) -> dict[str
     """Each arm's repeats, in the order of the repeats."""
     found: dict[str, list[Measured]] = {name: [] for name in arms}
     with tqdm(total=sum(map(len, order)), unit="run", file=sys.stderr, dynamic_ncols=True) as bar:
-        for name in (name for repeat in order for name in repeat):
-            bar.set_description(name)
-            found[name].append(arms[name].measure())
-            bar.update(1)
+        for repeat in order:
+            names, under_way = list(repeat), {name: arms[name].turns() for name in repeat}
+            while under_way:
+                for name in [name for name in names if name in under_way]:
+                    bar.set_description(name, refresh=False)
+                    result = next(under_way[name])
+                    if result is not None:
+                        found[name].append(result)
+                        del under_way[name]
+                        bar.update(1)
+                names.reverse()
     return found
 
 

@@ -41,6 +41,18 @@ def complete(
     on_chunk: Callable[[Chunk], None] | None = None,
 ) -> Iterator[Completion]:
     """Run `requests` and yield each as it ends; pulls at most `in_flight` of them ahead. Errors raise."""
+    for done in rounds(scheduler, requests, in_flight=in_flight, on_chunk=on_chunk):
+        yield from done
+
+
+def rounds(
+    scheduler: Scheduler,
+    requests: Iterable[GenerationRequest],
+    *,
+    in_flight: int = 64,
+    on_chunk: Callable[[Chunk], None] | None = None,
+) -> Iterator[list[Completion]]:
+    """As `complete`, a step at a time: yields the requests that ended in it, most often none."""
     source = iter(requests)
     open_completions: dict[str, Completion] = {}
     done: list[Completion] = []
@@ -65,5 +77,5 @@ def complete(
         if not open_completions:
             return
         scheduler.step()
-        yield from done
+        yield list(done)
         done.clear()

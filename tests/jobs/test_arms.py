@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.arms import Work, assistant_of, profile_arm, stock_arms
+from jobs.arms import ChunkClock, Work, assistant_of, profile_arm, stock_arms
 from jobs.beside import Beside
 from jobs.figures import Timing
 from jobs.reference import StepClock
@@ -21,7 +21,8 @@ from serving.errors import ConfigError, RequestError
 from serving.models.loading import LoadOptions, load_packed_lm
 from serving.models.tokenizer import ChatTokenizer
 from serving.protocols import Drafter, DraftRequest
-from serving.types import as_ids
+from serving.requests import Chunk, Receipt
+from serving.types import Ledger, as_ids
 from serving.verifiers.full import FullVerifier
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, make_scheduler, oracle, plain, spell
 from tests.models.tiny import tiny_model
@@ -186,3 +187,18 @@ def test_every_prompt_has_its_own_seed() -> None:
     there = work(temperature=0.7, seed=5)
     assert [there.sampling(index).seed for index in range(3)] == [5, 6, 7]
     assert there.sampling(0).temperature == 0.7
+
+
+def test_an_arms_clock_stands_still_while_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr("jobs.arms.time.perf_counter", lambda: now[0])
+    clock = ChunkClock()
+    now[0] = 12.0
+    clock.note(Chunk("a", (5,), "x", Receipt(), Ledger()))
+    clock.pause()
+    now[0] = 100.0
+    assert clock.now_s == 2.0
+    clock.resume()
+    now[0] = 101.0
+    clock.note(Chunk("a", (6,), "y", Receipt(), Ledger()))
+    assert (clock.timing("a", 2).first_s, clock.timing("a", 2).last_s) == (2.0, 3.0)

@@ -1,5 +1,7 @@
 """The arithmetic of the paired benchmark: order, ratios within a repeat, medians, identity."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from jobs.comparison import Arm, Measured, Run, measure, orders, summarise
@@ -20,19 +22,28 @@ def test_every_second_repeat_goes_back() -> None:
     assert orders(["a", "b", "c"], 3) == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
 
 
+def recorder(ran: list[str], name: str, num_turns: int) -> Arm:
+    def turns() -> Iterator[Measured | None]:
+        for turn in range(num_turns):
+            ran.append(name)
+            yield Measured(float(len(ran)), [IDS]) if turn == num_turns - 1 else None
+
+    return Arm(turns)
+
+
 def test_arms_run_in_that_order_and_keep_their_own_repeats() -> None:
     ran: list[str] = []
-
-    def recorder(name: str) -> Arm:
-        def run() -> Measured:
-            ran.append(name)
-            return Measured(float(len(ran)), [IDS])
-
-        return Arm(run)
-
-    found = measure({name: recorder(name) for name in "ab"}, orders("ab", 2))
+    found = measure({name: recorder(ran, name, 1) for name in "ab"}, orders("ab", 2))
     assert ran == ["a", "b", "b", "a"]
     assert {name: [one.seconds for one in repeats] for name, repeats in found.items()} == {"a": [1, 4], "b": [2, 3]}
+
+
+def test_arms_take_turns_forwards_and_backwards_until_each_has_its_result() -> None:
+    ran: list[str] = []
+    arms = {"whole": recorder(ran, "w", 1), "a": recorder(ran, "a", 4), "b": recorder(ran, "b", 3)}
+    found = measure(arms, orders(list(arms), 1))
+    assert "".join(ran) == "wabbaaba"
+    assert {name: len(repeats) for name, repeats in found.items()} == {"whole": 1, "a": 1, "b": 1}
 
 
 def test_ratios_are_taken_within_a_repeat() -> None:
