@@ -2,7 +2,8 @@
 
 In every repeat all arms are under way at once and take turns, ours round by round, each on a clock of its own: a slow
 second of the machine slows all of them. Every second turn goes backwards, so that none is always the one after a busy
-neighbour. What cannot be stopped in the middle, like transformers' `generate`, has one turn for all its work.
+neighbour; each round finds the processor's caches as another arm has left them. What cannot be stopped in the middle,
+like transformers' `generate`, has one turn for all its work.
 """
 
 import statistics

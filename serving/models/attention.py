@@ -94,34 +94,52 @@ def _attend_ragged(
     return mixed.to(query.dtype)
 
 
-def has_flash(shapes: Sequence[KVShape], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether flash attention runs on KV rows of these shapes there, and says what attention by segments says."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+def may_flash(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there can be flash attention at all."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+
+
+def has_flash(shapes: Sequence[KVShape], capacity: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether flash attention runs on KV rows of `capacity` slots there, and says what attention by segments says."""
+    if not may_flash(dtype, device):
         return False
     try:
-        worst = max(flash_error(shape, dtype, device) for shape in set(shapes))
+        worst = max(flash_error(shape, capacity, dtype, device) for shape in set(shapes))
     except RuntimeError as error:  # torch's word for a kernel that this card, or these shapes, do not have
-        log.warning("no flash attention here, sequences attend one by one: %s", str(error).splitlines()[0])
+        log.warning("no flash attention here, sequences attend one by one: %s", error)
         return False
     if worst > _MOST_ERROR:
         log.warning("flash attention is off by %.3f here, sequences attend one by one", worst)
     return worst <= _MOST_ERROR
 
 
-def flash_error(shape: KVShape, dtype: torch.dtype, device: torch.device) -> float:
-    """The most by which the two differ on two texts, one of them in its middle."""
-    store = KVStore([shape], 2, PAGE, dtype, device, has_flash=True)
-    ids, made = as_ids([1] * 40), torch.Generator(device).manual_seed(0)
+def flash_error(shape: KVShape, capacity: int, dtype: torch.dtype, device: torch.device) -> float:
+    """The most by which the two differ on a text's beginning, an end that fills its row, and an empty sequence."""
+    store = KVStore([shape], 2, capacity, dtype, device, has_flash=True)
+    ids, made = as_ids([1] * capacity), torch.Generator(device).manual_seed(0)
     for cache in (*store.keys, *store.values):
         cache.normal_(generator=made)
-    step = pack([Segment(store.rows[0], ids, 0, 3), Segment(store.rows[1], ids, 33, 40)], store)
+    step = pack([Segment(store.rows[0], ids, 0, 3), Segment(store.rows[1], ids, capacity - 7, capacity)], store)
+    arrays = torch.tensor([[0, 3, 10, 10], [3, capacity, 0, 0], [0, 1, 2, 0]], dtype=torch.int32, device=device)
+    ragged = Ragged(arrays[0], arrays[1, :3], arrays[2, :3, None], longest=16)
     size, group = step.num_tokens, 2
     query, key, value = (
         torch.randn(1, heads, size, shape.head_dim, dtype=dtype, device=device, generator=made)
         for heads in (group * shape.num_heads, shape.num_heads, shape.num_heads)
     )
     caches, scale = (store.keys[0], store.values[0]), shape.head_dim**-0.5
+    heads = (query, key, value)
+    with torch.inference_mode():
+        return max(_difference(step, ragged, caches, heads, scale=scale, window=window) for window in (0, 5))
+
+
+def _difference(
+    step: PackedStep, ragged: Ragged, caches: tuple[Tensor, Tensor], heads: tuple[Tensor, Tensor, Tensor],
+    *, scale: float, window: int,
+) -> float:  # fmt: skip
+    """The most by which flash attention and attention by segments differ."""
     found, expected = (
-        attend_packed(one, caches, query, key, value, scale=scale).float() for one in (step, replace(step, ragged=None))
+        attend_packed(replace(step, ragged=one), caches, *heads, scale=scale, window=window).float()
+        for one in (ragged, None)
     )
     return float((found - expected).abs().max())

@@ -237,8 +237,9 @@ def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options:
     log.info("%s %s:\n%s", options.role, model, plan)
     plan.check()
     store = KVStore(
-        [shape], options.num_rows, options.capacity, dtype, device, has_flash=has_flash([shape], dtype, device)
-    )
+        [shape], options.num_rows, options.capacity, dtype, device,
+        has_flash=has_flash([shape], options.capacity, dtype, device),
+    )  # fmt: skip
     reserve(store, options.role)
     lm_with = partial(
         Eagle3LM, runner_of(head, max_length=options.capacity), store,

@@ -7,6 +7,7 @@ row, and has as many empty sequences as rows are not in it.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -29,22 +30,29 @@ class Recorder(Protocol):
         ...
 
 
+_recording = Lock()  # a process captures one graph at a time
+
+
 class CudaRecorder:
     """CUDA graphs, which share their memory: one is replayed at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream()  # one for all graphs: libraries keep a workspace for each stream
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            run()  # what libraries set up on first use must not be captured
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of this process use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = run()
+        usual, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        with _recording:
+            try:
+                self._aside.wait_stream(usual)
+                with torch.cuda.stream(self._aside):
+                    run()  # what libraries set up on first use must not be captured
+                # Other threads of this process use the GPU meanwhile.
+                with torch.cuda.graph(graph, self._pool, self._aside, capture_error_mode="thread_local"):
+                    out = run()
+            finally:  # a capture that fails leaves its stream behind as the current one
+                torch.cuda.set_stream(usual)
+                usual.wait_stream(self._aside)
         return graph.replay, out
 
 
@@ -94,6 +102,8 @@ class GraphedDecoder:
         if key not in self._captured:
             try:
                 self._captured[key] = self._capture(arrays, store)
+            except torch.OutOfMemoryError:  # for the moment
+                return self._decoder.forward(step, store)
             except RuntimeError as error:  # torch's word for what cannot be captured
                 log.warning("steps are not captured, this model's code does not allow it: %s", error)
                 self._can_be_captured = False

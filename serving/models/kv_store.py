@@ -50,10 +50,11 @@ class Row:
 class KVStore:
     """`num_rows` rows of `capacity` slots for each layer in `shapes`; its bytes are planned before it is made.
 
-    keys[layer] and values[layer] are [num_rows, num_heads, capacity, head_dim]: a head's part of a row is in one piece.
-    Where a drafter reads the model's features, `features` is [num_rows, capacity, len(feature_layers) * hidden]: what
+    keys[layer] and values[layer] are [all_rows, num_heads, capacity, head_dim]: a head's part of a row is in one piece.
+    Where a drafter reads the model's features, `features` is [all_rows, capacity, len(feature_layers) * hidden]: what
     entered those layers (the number of layers itself: what left the last one), as valid as the slot's keys are.
-    Where attention over it is one kernel (`has_flash`) a row more than `num_rows` lies behind them, for padding.
+    `all_rows` is num_rows, and one more behind them, for padding, where attention over the store is one kernel
+    (`has_flash`).
     """
 
     shapes: list[KVShape]
@@ -70,19 +71,20 @@ class KVStore:
         self.keys = [self._empty(shape) for shape in self.shapes]
         self.values = [self._empty(shape) for shape in self.shapes]
         width = len(self.feature_layers) * self.hidden
-        self.features = torch.empty(self._all_rows, self.capacity, width, dtype=self.dtype, device=self.device)
+        self.features = torch.empty(self.all_rows, self.capacity, width, dtype=self.dtype, device=self.device)
         self.rows = [Row(i, np.zeros(self.capacity, dtype=np.int32)) for i in range(self.num_rows)]
         self._by_session: dict[str, Row] = {}
         self._clock = 0
 
     def _empty(self, shape: KVShape) -> Tensor:
-        size = (self._all_rows, shape.num_heads, self.capacity, shape.head_dim)
+        size = (self.all_rows, shape.num_heads, self.capacity, shape.head_dim)
         if self.device.type == "cpu":
             return self._pages.empty(size, self.dtype)
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
     @property
-    def _all_rows(self) -> int:
+    def all_rows(self) -> int:
+        """Rows that take memory."""
         return self.num_rows + self.has_flash
 
     @staticmethod

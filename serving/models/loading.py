@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from serving.errors import ConfigError, ModelError
-from serving.models.attention import PAGE, has_flash
+from serving.models.attention import PAGE, has_flash, may_flash
 from serving.models.draft_lm import DraftModel, is_draft_lm, load_draft_model
 from serving.models.graphs import CudaRecorder, GraphedDecoder
 from serving.models.hf_decoder import HFDecoder, check_build, check_layers, layer_shapes
@@ -53,14 +53,19 @@ class LoadOptions:
 
     @property
     def capacity(self) -> int:
-        """Slots of one KV row: the longest sequence, a draft behind it and one to spare; on a GPU whole pages."""
+        """Slots of one KV row: the longest sequence, a draft behind it and one to spare; whole pages for flash."""
         slots = self.max_length + self.max_draft + 1
-        return slots if default_device().type == "cpu" else -(-slots // PAGE) * PAGE
+        return -(-slots // PAGE) * PAGE if self.may_flash else slots
 
     @property
     def kv_rows(self) -> int:
-        """KV rows, with the one that a store on a GPU may have more."""
-        return self.num_rows + (default_device().type == "cuda")
+        """KV rows, with the one more that a store with flash attention has."""
+        return self.num_rows + self.may_flash
+
+    @property
+    def may_flash(self) -> bool:
+        """Whether flash attention is tried."""
+        return may_flash(torch_dtype(self.dtype), default_device())
 
     @property
     def scored_rows(self) -> int:
@@ -86,9 +91,10 @@ def load_packed_lm(model: str, options: LoadOptions) -> PackedLM:
     store = KVStore(
         decoder.shapes, options.num_rows, options.capacity, dtype, default_device(),
         feature_layers=options.feature_layers, hidden=config.get_text_config().hidden_size,
-        has_flash=has_flash(decoder.shapes, dtype, default_device()),
+        has_flash=has_flash(decoder.shapes, options.capacity, dtype, default_device()),
     )  # fmt: skip
-    if store.has_flash:
+    is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)  # goes segment by segment
+    if store.has_flash and not is_capped:
         decoder = GraphedDecoder(decoder, CudaRecorder())
     reserve(store, options.role, workspace=plan.bytes_for("workspace"))
     head = HeadOptions(

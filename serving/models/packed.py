@@ -96,10 +96,11 @@ def step_arrays(segments: Sequence[Segment]) -> StepArrays:
 
 def pack(segments: Sequence[Segment], store: KVStore) -> PackedStep:
     """One step of `segments`, whose rows are those of `store`."""
-    flat = torch.from_numpy(_flat(segments)).to(store.device)
     if not store.has_flash:
+        flat = torch.from_numpy(_flat(segments)).to(store.device)
         return PackedStep(flat[0], flat[1], flat[2], segments)
     arrays = step_arrays(segments)
+    flat = torch.from_numpy(arrays.flat).to(store.device)
     starts, used, rows = torch.from_numpy(arrays.bounds).to(store.device).split(arrays.sizes)
     longest = max(s.stop - s.start for s in segments)
     return PackedStep(flat[0], flat[1], flat[2], segments, Ragged(starts, used, rows[:, None], longest))

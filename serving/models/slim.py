@@ -28,8 +28,7 @@ from serving.types import Ids, ScoreTable
 def slim_in_place(target: PackedLM, kept: Sequence[int]) -> PackedLM:
     """The layers `kept` of `target` on the same weights, with KV rows of its own. Raises MemoryPlanError."""
     decoder, store = target.decoder.keeping(kept), target.store
-    num_rows = store.num_rows + store.has_flash
-    size = KVStore.planned_bytes(decoder.shapes, num_rows=num_rows, capacity=store.capacity, dtype=store.dtype)
+    size = KVStore.planned_bytes(decoder.shapes, num_rows=store.all_rows, capacity=store.capacity, dtype=store.dtype)
     MemoryPlan.on(store.device, [PlannedItem("slim", "KV rows", size)]).check()
     own = KVStore(decoder.shapes, store.num_rows, store.capacity, store.dtype, store.device, has_flash=store.has_flash)
     reserve(own, "slim")

@@ -13,17 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.models import attention
+from serving.models import attention, loading
 from serving.models.attention import PAGE, flash_error, has_flash
 from serving.models.graphs import SIZES, GraphedDecoder
 from serving.models.hf_decoder import HFDecoder
 from serving.models.kv_store import KVShape, KVStore
+from serving.models.loading import LoadOptions
 from serving.models.packed import LayeredDecoder
 from serving.models.packed_lm import HeadOptions, PackedLM
 from serving.models.slim import slim_in_place
 from serving.protocols import ScoreRequest
 from serving.types import Ids
 from tests.models.tiny import VOCAB, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 
@@ -38,7 +41,7 @@ def varlen(
     assert all(one.dtype == torch.int32 for one in (cu_seq_q, seqused_k, block_table))
     assert (cu_seq_q.shape, block_table.shape) == ((len(seqused_k) + 1,), (len(seqused_k), 1))
     assert (int(cu_seq_q[-1]), max_k, max_k % 256) == (len(query), key.shape[1], 0)
-    out = torch.zeros_like(query)
+    out = torch.full_like(query, torch.nan)
     for n, used in enumerate(seqused_k.tolist()):
         start, stop = int(cu_seq_q[n]), int(cu_seq_q[n + 1])
         assert 0 <= stop - start <= max_q
@@ -172,14 +175,39 @@ def test_fewer_layers_of_a_replayed_decoder_are_captured_apart() -> None:
 
 
 def test_a_trial_tells_a_kernel_that_agrees_from_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert flash_error(KVShape(3, 64), torch.float32, CPU) < 1e-4
+    assert flash_error(KVShape(3, 64), 2 * PAGE, torch.float32, CPU) < 1e-4
 
     def late(query: Tensor, *args: Any, seqused_k: Tensor, **kwargs: Any) -> Tensor:
-        return varlen(query, *args, seqused_k=seqused_k + 1, **kwargs)
+        return varlen(query, *args, seqused_k=(seqused_k - 1).clamp(min=0), **kwargs)
 
     monkeypatch.setattr(attention, "varlen_attn", late)
-    assert flash_error(KVShape(3, 64), torch.float32, CPU) > 0.1
+    assert flash_error(KVShape(3, 64), 2 * PAGE, torch.float32, CPU) > 0.1
+
+
+def test_rows_on_a_gpu_are_whole_pages_and_one_more_where_flash_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(dtype: str) -> tuple[int, int]:
+        options = LoadOptions("target", dtype, num_rows=4, max_length=1024, prefill_chunk=64, vocab_size=9, max_draft=4)
+        return options.capacity, options.kv_rows
+
+    assert sizes("bfloat16") == (1029, 4)
+    monkeypatch.setattr(loading, "default_device", lambda: torch.device("cuda"))
+    assert sizes("bfloat16") == (1280, 5)
+    assert sizes("float32") == (1029, 4)
+
+
+def test_memory_that_is_short_for_a_moment_does_not_end_capturing() -> None:
+    class Short(Again):
+        def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+            if not self.recorded:
+                self.recorded.append(0)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().record(run)
+
+    network, recorder = tiny_model("llama"), Short()
+    expected = script(make_lm(HFDecoder(copy.deepcopy(network)), flash=False))
+    same(script(make_lm(GraphedDecoder(HFDecoder(network), recorder), flash=True)), expected)
+    assert len(recorder.recorded) > 1
 
 
 def test_there_is_no_flash_attention_on_a_cpu() -> None:
-    assert not has_flash([KVShape(3, 64)], torch.bfloat16, CPU)
+    assert not has_flash([KVShape(3, 64)], PAGE, torch.bfloat16, CPU)

@@ -85,8 +85,8 @@ struct Ahead {
 // TB rows of x from row t against PB panels from panel p. Not inlined: among its callers' own values GCC finds no
 // registers for the sums, and 6 rows take the time of 12.
 template <int TB, int PB, class W>
-[[gnu::noinline]] void tile(const typename Factors<W>::Input* x, const W* panels, const Output& out, int64_t t, int64_t p,
-                 int64_t K, Ahead ahead) {
+[[gnu::noinline]] void tile(const typename Factors<W>::Input* x, const W* panels, const Output& out, int64_t t,
+                            int64_t p, int64_t K, Ahead ahead) {
   using F = Factors<W>;
   const int64_t groups = K / F::kInputs;
   Vec low[TB][PB] = {}, high[TB][PB] = {};
