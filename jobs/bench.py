@@ -98,8 +98,9 @@ def _add_serve_options(p: argparse.ArgumentParser) -> None:
     group.add_argument("--serve", metavar="URL", help="measure the application there, e.g. http://127.0.0.1:8000")
     group.add_argument("--concurrency", metavar="N,N", help="streams at once, a level each; default: 1,4,16")
     group.add_argument(
-        "--requests", type=int, metavar="N", help="of each level, cycling through the prompts; default: max(8, 4 x N)"
-    )
+        "--requests", type=int, metavar="N",
+        help="of each level, cycling through the prompts; default: 4 for each stream, 16 with --beside, and at least 8",
+    )  # fmt: skip
     group.add_argument("--model", metavar="NAME", help="default: the first that /v1/models lists")
     group.add_argument("--speculation", metavar="off|K", help="plain decoding, or at most K drafted tokens a round")
     group.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")

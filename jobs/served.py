@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import itertools
 import os
 import sys
 import uuid
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from jobs.beside import Beside
 
 DEFAULT_CONCURRENCY = "1,4,16"
+# Requests of a turn for each stream: the first ones begin all at once, and one's prompt is read in another's time.
+_WAVES = 4
+_TURNS_BESIDE = 4
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Levels of concurrency and what each request asks for; `requests` is None for the level's own default."""
+    """Levels of concurrency and what each request asks for; `requests` is None for enough for `num_turns` turns."""
 
     url: str
     levels: Sequence[int]
@@ -41,6 +45,7 @@ class Plan:
     temperature: float
     seed: int
     speculation: dict[str, object] | None
+    num_turns: int = 1
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -58,7 +63,7 @@ class Plan:
         return wanted if isinstance(wanted, int) else None
 
     def requests_at(self, concurrency: int) -> int:
-        return self.requests or max(8, 4 * concurrency)
+        return self.requests or max(8, self.num_turns * _WAVES * concurrency)
 
     def bodies(self, prompts: Sequence[Prompt], model: str, concurrency: int) -> list[Request]:
         """The requests of one level; each cycle through the prompts has its own salt, so its memory starts empty."""
@@ -102,6 +107,7 @@ def plan_from(args: argparse.Namespace) -> Plan:
         temperature=args.temperature,
         seed=args.seed,
         speculation=None if args.speculation is None else speculation(args.speculation),
+        num_turns=_TURNS_BESIDE if args.beside else 1,
     )
 
 
@@ -167,20 +173,23 @@ async def _in_turns(
     client: httpx.AsyncClient, requests: Sequence[Request], concurrency: int, on_done: Callable[[], object],
     engine: Callable[[Sequence[int], int], Sequence[float | None]],
 ) -> Level:  # fmt: skip
-    """`concurrency` requests over HTTP, the same in this process, the next in the other order, and so on.
-
-    Streams of a turn begin together, so a level has waves. A last turn of fewer requests has no price.
-    """
+    """So many requests over HTTP, the same in this process, the next in the other order, and so on."""
     runs, turns = list[LevelRun](), list[Turn]()
-    for start in range(0, len(requests), concurrency):
-        numbers = range(start, min(start + concurrency, len(requests)))
+    for numbers in turns_of(len(requests), concurrency):
         engine_goes_first = len(runs) % 2 == 1
         engine_ms = engine(numbers, concurrency) if engine_goes_first else []
-        runs.append(await run_level(client, requests[start : numbers.stop], concurrency, on_done))
+        runs.append(await run_level(client, requests[numbers.start : numbers.stop], concurrency, on_done))
         turn = turn_of(runs[-1], engine_ms if engine_goes_first else engine(numbers, concurrency))
-        turns += [turn] if turn and len(numbers) == concurrency else []
+        turns += [turn] if turn else []
     samples = [sample for run in runs for sample in run.samples]
     return summarise(LevelRun(concurrency, sum(run.seconds for run in runs), samples), turns)
+
+
+def turns_of(num_requests: int, concurrency: int) -> list[range]:
+    """The requests of each turn: as many turns as there may be of enough requests, or one, of about the same size."""
+    num_turns = max(1, num_requests // (_WAVES * concurrency))
+    ends = [num_requests * turn // num_turns for turn in range(num_turns + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def _levels(text: str) -> list[int]:

@@ -161,7 +161,7 @@ class EngineConfig(_Frozen):
         default=None,
         ge=0.0,
         le=10_000.0,
-        description="least time between pieces of streams; None: 100 on a CPU, else 0",
+        description="least time between pieces of a stream; None: 25 for each stream on a CPU, 100 to 250; else 0",
     )
     guard: bool = Field(default=True, description="let measured costs lower K, to 0 where drafts do not pay")
 

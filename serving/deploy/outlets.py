@@ -1,7 +1,7 @@
 """A Target's half of its channels: what is ready for all requests of one Gateway leaves in one frame. No Ray.
 
-Rounds gather, and are joined, while a connection takes no frame and until `period_s` is over since the last one: each
-frame costs time of cores that the model may need. A request's first chunk and its last are never held back.
+Rounds gather, and are joined, while a connection takes no frame and until the period of its `pace` is over: each piece
+of a stream costs time of cores that the model may need. A request's first chunk and its last are never held back.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from functools import partial
 from socket import socket as Socket
 
 from serving.deploy.joining import joined
+from serving.deploy.pace import Pace
 from serving.deploy.wire import NAME_BYTES, Address, ChannelLostError, frame_of, listener, notice_silence
 from serving.requests import Chunk
 from serving.types import FinishReason
@@ -21,6 +22,7 @@ log = logging.getLogger("ray.serve")
 
 # More than a Gateway takes to hear of a Target and connect; one that has died in between never does.
 CONNECT_S = 30.0
+_AT_ONCE = Pace()
 
 
 class Departure:
@@ -61,10 +63,10 @@ class Outlet:
     """
 
     def __init__(
-        self, on_idle: Callable[[], object] = lambda: None, *, period_s: float = 0.0, connect_s: float = CONNECT_S
+        self, on_idle: Callable[[], object] = lambda: None, *, pace: Pace = _AT_ONCE, connect_s: float = CONNECT_S
     ) -> None:
         self._on_idle = on_idle
-        self._period_s = period_s
+        self._pace = pace
         self._connect_s = connect_s
         self._loop = asyncio.get_running_loop()
         self._chunks: deque[Chunk] = deque()
@@ -88,12 +90,11 @@ class Outlet:
             self._tell_if_idle()
 
     def put(self, chunk: Chunk) -> None:
-        """Send `chunk` once the period is over, a request's first or last at once, with whatever is ready by then."""
+        """Send `chunk` once the period is over, a request's first or last at once."""
         self._chunks.append(chunk)
         if self._loop.is_closed():
             return
-        is_first_or_last = chunk.finish_reason is not None or chunk.receipt.emitted <= len(chunk.ids)
-        if is_first_or_last and self._period_s and not self._is_hurried:
+        if self._pace.most_s and _is_urgent(chunk) and not self._is_hurried:
             self._is_hurried = True
             self._loop.call_soon_threadsafe(self._urgent.set)  # before it is woken: afterwards this may come too late
         if not self._is_woken:
@@ -133,28 +134,30 @@ class Outlet:
 
     async def _send_all(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=0)  # what is drained is the kernel's, and survives this process
-        sent_s = -self._period_s
+        sent_s = float("-inf")
         while True:
             await self._ready.wait()
-            await self._until_urgent(sent_s + self._period_s)
-            chunks = self._take()
+            is_due = await self._is_due(sent_s + self._pace.period_s(len(self._departures)))
+            chunks = self._take(only_urgent=not is_due)
             if chunks:
-                sent_s = self._loop.time()
+                sent_s = self._loop.time() if is_due else sent_s
                 writer.write(frame_of(chunks))
                 await writer.drain()
             for chunk in chunks:
                 if (departure := self._departures.get(chunk.request_id)) is not None:
                     departure.sent(chunk)
 
-    async def _until_urgent(self, due_s: float) -> None:
-        """Wait until `due_s` on the loop's clock at most."""
+    async def _is_due(self, due_s: float) -> bool:
+        """Wait until `due_s` on the loop's clock: True; or for what is urgent before: False."""
         if self._loop.time() < due_s:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due_s):
                     await self._urgent.wait()
+                    return False
+        return True
 
-    def _take(self) -> list[Chunk]:
-        """All that is ready of requests that are still wanted and whole, one chunk each."""
+    def _take(self, *, only_urgent: bool) -> list[Chunk]:
+        """What is ready of requests that are still wanted and whole, one chunk each."""
         self._ready.clear()
         self._urgent.clear()
         self._is_woken = self._is_hurried = False  # before looking: a chunk that comes now wakes again
@@ -164,15 +167,30 @@ class Outlet:
             departure = self._departures.get(chunk.request_id)
             if departure is not None and not departure.is_lost:
                 ready.setdefault(chunk.request_id, []).append(chunk)
+        if only_urgent:
+            ready = self._urgent_of(ready)
         return [joined(chunks) for chunks in ready.values()]
+
+    def _urgent_of(self, ready: dict[str, list[Chunk]]) -> dict[str, list[Chunk]]:
+        """The requests with an urgent chunk; what is ready of others goes back to where it was."""
+        waiting = [chunk for chunks in ready.values() if not any(map(_is_urgent, chunks)) for chunk in chunks]
+        self._chunks.extendleft(reversed(waiting))
+        if waiting:
+            self._ready.set()
+        return {name: chunks for name, chunks in ready.items() if any(map(_is_urgent, chunks))}
+
+
+def _is_urgent(chunk: Chunk) -> bool:
+    """Whether it is a request's first or last."""
+    return chunk.finish_reason is not None or chunk.receipt.emitted <= len(chunk.ids)
 
 
 class Outlets:
     """The outlets of one Target by the names of their Gateways, behind one port. Made within the event loop."""
 
-    def __init__(self, host: str, *, period_s: float = 0.0) -> None:
+    def __init__(self, host: str, *, pace: Pace = _AT_ONCE) -> None:
         socket = listener(host)
-        self._period_s = period_s
+        self._pace = pace
         self.address: Address = socket.getsockname()[:2]
         self._outlets: dict[bytes, Outlet] = {}
         self._serving = asyncio.get_running_loop().create_task(self._serve(socket))
@@ -181,7 +199,7 @@ class Outlets:
         """The outlet to the Gateway of that name, which may connect from now on until it is idle."""
         if gateway not in self._outlets:
             forget = partial(self._outlets.pop, gateway, None)
-            self._outlets[gateway] = Outlet(forget, period_s=self._period_s)
+            self._outlets[gateway] = Outlet(forget, pace=self._pace)
         return self._outlets[gateway]
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
-from serving.config import EngineConfig, Profile
+from serving.config import Profile
 from serving.decode.engine import Health
 from serving.decode.scheduler import Sink
 from serving.decode.stats import EngineStats
@@ -21,6 +21,7 @@ from serving.deploy.hops import Hops
 from serving.deploy.logs import join_serve_log
 from serving.deploy.metrics import RayInstruments, publish_for_ever
 from serving.deploy.outlets import Departure, Outlet, Outlets
+from serving.deploy.pace import pace_of
 from serving.deploy.readings import Publisher, Reading
 from serving.deploy.slim_client import RemoteSlim
 from serving.deploy.status import TargetStatus
@@ -31,7 +32,6 @@ log = logging.getLogger("ray.serve")
 
 # One request may be poison, and so may the next; an engine that answers nothing in between is broken.
 MAX_FAILED_ROUNDS = 3
-_CPU_STREAM_PERIOD_S = 0.1
 
 
 class Generator(Protocol):
@@ -85,13 +85,6 @@ def _complaint(health: Health, *, limit_s: float) -> str | None:
     return None
 
 
-def _stream_period_s(config: EngineConfig, device: str) -> float:
-    """Where the model computes on the CPU, its streams take time of the cores that it needs."""
-    if config.stream_period_ms is None:
-        return _CPU_STREAM_PERIOD_S if device == "cpu" else 0.0
-    return config.stream_period_ms / 1000.0
-
-
 def _drafter_lease(profile: Profile, handle: DeploymentHandle[Any]) -> ActorLease[RemoteDrafter]:
     def make(owner: str, on_lost: Callable[[], None]) -> RemoteDrafter:
         return RemoteDrafter(owner, timeout_s=profile.engine.draft_timeout_s, on_lost=on_lost)
@@ -134,7 +127,7 @@ class TargetReplica:
             self._lease.remote.feed(built.read_features)
         self._engine = built.engine()
         self._engine.start()
-        self._outlets = Outlets(get_node_ip_address(), period_s=_stream_period_s(profile.engine, default_device().type))
+        self._outlets = Outlets(get_node_ip_address(), pace=pace_of(profile.engine, default_device().type))
         self._queue_limit = profile.engine.max_queued
         calibration = getattr(profile.rule, "calibration", None)
         publisher = Publisher(

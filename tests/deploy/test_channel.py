@@ -10,6 +10,7 @@ import pytest
 
 from serving.deploy.inlets import Inlets
 from serving.deploy.outlets import Outlet, Outlets
+from serving.deploy.pace import Pace
 from serving.deploy.wire import ChannelLostError, new_name, notice_silence, read_frame
 from serving.requests import Chunk, Receipt
 
@@ -118,28 +119,30 @@ async def test_a_round_of_all_streams_is_one_frame(outlets):
 
 @asynccontextmanager
 async def paced(period_s):
-    outlet, writer = Outlet(period_s=period_s), Writer()
+    outlet, writer = Outlet(pace=Pace(period_s, period_s)), Writer()
     connected = asyncio.create_task(outlet.send_to(asyncio.StreamReader(), writer))
     yield outlet, writer
     connected.cancel()
 
 
-async def test_within_a_period_only_a_first_or_last_chunk_leaves_and_takes_the_others_along(tidy_loop):
+async def test_within_a_period_only_the_requests_leave_that_begin_or_end(tidy_loop):
     async with paced(3600.0) as (outlet, writer):
         with departures(outlet, "a", "b") as (first, second):
             outlet.put(chunk("a", 0))
             await until_sent(first, 1)
             outlet.put(chunk("a", 1))
-            outlet.put(chunk("a", 2))
             await asyncio.sleep(0.02)
             assert len(writer.frames) == 1
+            outlet.put(chunk("a", 2))
             outlet.put(chunk("b", 0))
             await until_sent(second, 1)
             outlet.put(chunk("b", 1))
             outlet.put(chunk("a", 3, last=True))
             await asyncio.wait_for(first.complete(), 5)
+            outlet.put(chunk("b", 2, last=True))
+            await asyncio.wait_for(second.complete(), 5)
     frames = [[(c.request_id, c.ids) for c in frame] for frame in writer.frames]
-    assert frames == [[("a", (0,))], [("a", (1, 2)), ("b", (0,))], [("b", (1,)), ("a", (3,))]]
+    assert frames == [[("a", (0,))], [("b", (0,))], [("a", (1, 2, 3))], [("b", (1, 2))]]
 
 
 async def test_what_waits_for_the_period_leaves_by_itself(tidy_loop):

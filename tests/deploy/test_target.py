@@ -7,7 +7,8 @@ import pytest
 
 from serving.config import EngineConfig
 from serving.deploy.outlets import Outlet
-from serving.deploy.target import _stream_period_s, admitted
+from serving.deploy.pace import pace_of
+from serving.deploy.target import admitted
 from serving.errors import OverloadedError
 from serving.requests import Chunk, Receipt
 from tests.deploy.replicas import request
@@ -54,11 +55,17 @@ async def outlet():
 
 
 @pytest.mark.parametrize(
-    ("given_ms", "device", "period_s"),
-    [(None, "cpu", 0.1), (None, "cuda", 0.0), (0.0, "cpu", 0.0), (80, "cuda", 0.08)],
+    ("given_ms", "device", "periods_s"),
+    [
+        (None, "cpu", [0.1, 0.1, 0.2, 0.25]),
+        (None, "cuda", [0.0] * 4),
+        (0.0, "cpu", [0.0] * 4),
+        (80, "cuda", [0.08] * 4),
+    ],
 )
-def test_streams_are_paced_where_they_take_time_of_the_models_cores(given_ms, device, period_s):
-    assert _stream_period_s(EngineConfig(stream_period_ms=given_ms), device) == period_s
+def test_streams_are_paced_where_they_take_time_of_the_models_cores(given_ms, device, periods_s):
+    pace = pace_of(EngineConfig(stream_period_ms=given_ms), device)
+    assert [pace.period_s(streams) for streams in (1, 4, 8, 32)] == periods_s
 
 
 async def test_a_request_that_comes_to_its_end_is_not_cancelled(outlet):
