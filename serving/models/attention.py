@@ -6,6 +6,7 @@ T packed tokens, Q query heads, KV key heads of D.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -80,18 +81,43 @@ def _attend_ragged(
     ragged: Ragged, query: Tensor, caches: tuple[Tensor, Tensor], *, scale: float, window: int
 ) -> Tensor:
     """query [1, Q, T, D] over caches [rows, KV, slots, D] -> [T, Q, D]."""
-    keys, values = (cache.transpose(1, 2) for cache in caches)
+    keys, values = (one.transpose(1, 2) for one in caches)
+    mixed = _flash(
+        query[0].transpose(0, 1).to(keys.dtype), keys, values, ragged,
+        scale=scale, window=window, num_splits=_num_splits(keys.device),
+    )  # fmt: skip
+    return mixed.to(query.dtype)
+
+
+def _flash(
+    query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, *, scale: float, window: int, num_splits: int | None
+) -> Tensor:
+    """query [T, Q, D] over pages [rows, slots, KV, D] -> [T, Q, D]."""
     mixed = varlen_attn(
-        query[0].transpose(0, 1).to(keys.dtype), keys, values, ragged.starts, None, ragged.longest, keys.shape[1],
+        query, keys, values, ragged.starts,
+        ragged.starts,  # FlashAttention-2 wants positions of keys as well, and reads none where there are pages
+        ragged.longest, keys.shape[1],
         scale=scale,
         window_size=(window - 1 if window else -1, 0),
         enable_gqa=True,
         seqused_k=ragged.used,
         block_table=ragged.rows,
-        num_splits=1,  # or a sequence's numbers would depend on who else is in the batch
+        num_splits=num_splits,
     )  # fmt: skip
     assert isinstance(mixed, Tensor)  # a pair only where more is asked for
-    return mixed.to(query.dtype)
+    return mixed
+
+
+@cache
+def _num_splits(device: torch.device) -> int | None:
+    """1 where torch lets one say so: then a sequence's numbers do not depend on who else is in the batch."""
+    page, bounds = torch.zeros(1, PAGE, 1, 64, dtype=torch.bfloat16, device=device), torch.tensor([0, 1], device=device)
+    ragged = Ragged(bounds.int(), bounds[1:].int(), bounds[:1, None].int(), longest=1)
+    try:
+        _flash(page[0, :1], page, page, ragged, scale=1.0, window=0, num_splits=1)
+    except RuntimeError:  # some versions have no such argument for FlashAttention-2
+        return None
+    return 1
 
 
 def may_flash(dtype: torch.dtype, device: torch.device) -> bool:
@@ -117,8 +143,8 @@ def flash_error(shape: KVShape, capacity: int, dtype: torch.dtype, device: torch
     """The most by which the two differ on a text's beginning, an end that fills its row, and an empty sequence."""
     store = KVStore([shape], 2, capacity, dtype, device, has_flash=True)
     ids, made = as_ids([1] * capacity), torch.Generator(device).manual_seed(0)
-    for cache in (*store.keys, *store.values):
-        cache.normal_(generator=made)
+    for filled in (*store.keys, *store.values):
+        filled.normal_(generator=made)
     step = pack([Segment(store.rows[0], ids, 0, 3), Segment(store.rows[1], ids, capacity - 7, capacity)], store)
     arrays = torch.tensor([[0, 3, 10, 10], [3, capacity, 0, 0], [0, 1, 2, 0]], dtype=torch.int32, device=device)
     ragged = Ragged(arrays[0], arrays[1, :3], arrays[2, :3, None], longest=16)

@@ -5,7 +5,7 @@ Whether a card's own kernel agrees is tried where it is loaded (`has_flash`).
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,18 @@ CPU = torch.device("cpu")
 def varlen(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None, max_q: int, max_k: int, *,
     scale: float, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Tensor, block_table: Tensor,
-    num_splits: int,
+    num_splits: int | None,
 ) -> Tensor:  # fmt: skip
-    """`varlen_attn` over a pool of pages, by its documentation; causal masks are aligned at the end."""
-    assert (cu_seq_k, enable_gqa, num_splits, window_size[1]) == (None, True, 1, 0)
-    assert all(one.dtype == torch.int32 for one in (cu_seq_q, seqused_k, block_table))
+    """`varlen_attn` over a pool of pages, by its documentation and FlashAttention-2's checks.
+
+    Causal masks are aligned at the end.
+    """
+    assert (enable_gqa, num_splits, window_size[1]) == (True, 1, 0)
+    assert cu_seq_k is not None
+    assert cu_seq_k.shape == cu_seq_q.shape
+    assert all(one.dtype == torch.int32 for one in (cu_seq_q, cu_seq_k, seqused_k, block_table))
+    assert all(one.is_contiguous() for one in (cu_seq_q, cu_seq_k, seqused_k))
+    assert all(one.stride(-1) == 1 for one in (query, key, value, block_table))
     assert (cu_seq_q.shape, block_table.shape) == ((len(seqused_k) + 1,), (len(seqused_k), 1))
     assert (int(cu_seq_q[-1]), max_k, max_k % 256) == (len(query), key.shape[1], 0)
     out = torch.full_like(query, torch.nan)
@@ -75,8 +82,11 @@ class Never:
 
 
 @pytest.fixture(autouse=True)
-def _documented_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def _documented_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(attention, "varlen_attn", varlen)
+    attention._num_splits.cache_clear()
+    yield
+    attention._num_splits.cache_clear()
 
 
 def make_lm(decoder: LayeredDecoder, *, flash: bool, features: tuple[int, ...] = ()) -> PackedLM:
@@ -182,6 +192,16 @@ def test_a_trial_tells_a_kernel_that_agrees_from_one_that_does_not(monkeypatch: 
 
     monkeypatch.setattr(attention, "varlen_attn", late)
     assert flash_error(KVShape(3, 64), 2 * PAGE, torch.float32, CPU) > 0.1
+
+
+def test_where_nobody_may_choose_the_splits_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choosing(*args: Any, num_splits: int | None, **kwargs: Any) -> Tensor:
+        if num_splits is not None:
+            raise RuntimeError("num_splits requires FA3")
+        return varlen(*args, num_splits=1, **kwargs)
+
+    monkeypatch.setattr(attention, "varlen_attn", choosing)
+    assert flash_error(KVShape(3, 64), 2 * PAGE, torch.float32, CPU) < 1e-4
 
 
 def test_rows_on_a_gpu_are_whole_pages_and_one_more_where_flash_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
