@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Fewer threads between a round and its client, and gRPC instead of Ray objects: most of the cost of a stream.
 serve demo: export RAY_SERVE_THROUGHPUT_OPTIMIZED ?= 1
 serve demo: export RAY_SERVE_PROXY_USE_GRPC ?= 1
-# The controller looks five times less often whether all is as wanted; that costs 4 % of a core otherwise, at rest too.
+# The controller looks five times less often whether all is as wanted; that costs 3.5 % of a core otherwise, at rest too.
 serve demo: export RAY_SERVE_CONTROL_LOOP_INTERVAL_S ?= 0.5
 
 PROFILE ?= suffix

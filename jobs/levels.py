@@ -77,12 +77,14 @@ class Level:
 
 
 def turn_of(run: LevelRun, engine_tpot_ms: Sequence[float | None]) -> Turn | None:
-    """None where either side has no answer of two tokens or more."""
+    """None where either side has no answer of two tokens or more, or they came all at once."""
     sides = (
         Spread.of(sample.timing.tpot_ms for sample in run.samples if sample.error is None),
         Spread.of(engine_tpot_ms),
     )
-    return None if sides[0] is None or sides[1] is None else Turn(sides[0].p50, sides[1].p50)
+    if any(side is None or side.p50 <= 0.0 for side in sides):
+        return None
+    return Turn(*(side.p50 for side in sides if side is not None))
 
 
 def summarise(run: LevelRun, turns: Sequence[Turn] = ()) -> Level:

@@ -101,8 +101,11 @@ async def connected(url: str, api_key: str | None) -> AsyncIterator[httpx.AsyncC
         yield client
 
 
-async def first_model(client: httpx.AsyncClient) -> str:
-    """What /v1/models lists first. Raises ConfigError where a key is missing, DrafthouseError where nobody answers."""
+async def models(client: httpx.AsyncClient) -> list[str]:
+    """What /v1/models lists, one name or more.
+
+    Raises ConfigError where a key is missing, DrafthouseError where nobody answers.
+    """
     try:
         response = await client.get("/v1/models")
     except httpx.HTTPError as error:
@@ -112,11 +115,14 @@ async def first_model(client: httpx.AsyncClient) -> str:
             f"--api-key-env: {client.base_url} asks for an API key; name a variable that holds a valid one"
         )
     try:
-        return _Models.model_validate_json(response.raise_for_status().content).data[0].id
-    except (httpx.HTTPStatusError, ValidationError, IndexError):
+        listed = [card.id for card in _Models.model_validate_json(response.raise_for_status().content).data]
+    except (httpx.HTTPStatusError, ValidationError):
+        listed = []
+    if not listed:
         raise DrafthouseError(
             f"--serve: {client.base_url} answers /v1/models with status {response.status_code} and no list of models"
-        ) from None
+        )
+    return listed
 
 
 async def run_level(

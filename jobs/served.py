@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from jobs.figures import table
 from jobs.levels import Level, Turn, summarise, turn_of
-from jobs.load import LevelRun, Request, connected, first_model, run_level
+from jobs.load import LevelRun, Request, connected, models, run_level
 from jobs.options import profile_from
 from jobs.plotting import line_charts
 from jobs.provenance import Provenance
@@ -148,8 +148,13 @@ async def _measure(
     args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt], api_key: str | None, beside: "Beside | None"
 ) -> tuple[str, list[Level]]:
     async with connected(plan.url, api_key) as client:
-        listed = await first_model(client)
-        model = args.model or listed
+        listed = await models(client)
+        model = args.model or listed[0]
+        if beside is not None and beside.name not in listed:
+            raise ConfigError(
+                f"--beside: {plan.url} does not serve the profile {beside.name!r} (it has {', '.join(listed)}); "
+                "name what it does"
+            )
         return model, await _levels_of(client, plan, prompts, model, beside)
 
 

@@ -35,6 +35,7 @@ _MOST_ASKED = 32.0  # tokens: a drafter that hangs is left alone by other means 
 _MOST_OWED = 4.0  # tokens: what a new session saves up for at most
 CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
+_LEAST_JUDGED = 0.1  # tokens: readings that were cheaper have not decided whether a session's drafts paid
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
 _MOST_LENT = 1.0  # tokens of what all gained: a drafter that pays on the whole has runs of bad luck
 _TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
@@ -221,7 +222,7 @@ class Guard:
 
     def forget(self, session_id: str) -> None:
         account = self._accounts.pop(session_id, None)
-        if account is not None and account.paid > 0.0:
+        if account is not None and account.paid >= _LEAST_JUDGED:
             self._fund.judge(account.paid_at, paid=account.paid, gained=account.gained)
 
     def _may_draft(self, account: _Account, batch_size: int) -> bool:

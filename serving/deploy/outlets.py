@@ -137,7 +137,7 @@ class Outlet:
         sent_s = float("-inf")
         while True:
             await self._ready.wait()
-            is_due = await self._is_due(sent_s + self._pace.period_s(len(self._departures)))
+            is_due = await self._is_due(sent_s + self._pace.period_s(self._num_streams))
             chunks = self._take(only_urgent=not is_due)
             if chunks:
                 sent_s = self._loop.time() if is_due else sent_s
@@ -146,6 +146,11 @@ class Outlet:
             for chunk in chunks:
                 if (departure := self._departures.get(chunk.request_id)) is not None:
                     departure.sent(chunk)
+
+    @property
+    def _num_streams(self) -> int:
+        """Requests that have begun."""
+        return sum(departure.num_tokens > 0 for departure in self._departures.values())
 
     async def _is_due(self, due_s: float) -> bool:
         """Wait until `due_s` on the loop's clock: True; or for what is urgent before: False."""

@@ -7,7 +7,7 @@ from serving.config import EngineConfig
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds between frames: `per_stream_s` for each open stream, from `least_s` to `most_s`."""
+    """Seconds between frames to one Gateway: `per_stream_s` for each of its streams, from `least_s` to `most_s`."""
 
     least_s: float = 0.0
     most_s: float = 0.0
@@ -17,8 +17,8 @@ class Pace:
         return min(max(self.least_s, num_streams * self.per_stream_s), self.most_s)
 
 
-# A piece costs about as much however many tokens it has, so 40 a second take a fixed share of the cores; nobody reads
-# faster than four times a second.
+# A piece costs about as much however many tokens it has, so 40 a second take the same share of the cores from 4 to 10
+# streams; pieces further apart than the quarter of a second that a reader's eye rests would be noticed.
 _ON_CPU = Pace(0.1, 0.25, 0.025)
 
 

@@ -4,7 +4,7 @@ T packed tokens, Q query heads, KV key heads of D.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -130,13 +130,14 @@ def has_flash(shapes: Sequence[KVShape], capacity: int, dtype: torch.dtype, devi
     if not may_flash(dtype, device):
         return False
     try:
-        worst = max(flash_error(shape, capacity, dtype, device) for shape in set(shapes))
+        worst = _worst(flash_error(shape, capacity, dtype, device) for shape in set(shapes))
     except RuntimeError as error:  # torch's word for a kernel that this card, or these shapes, do not have
         log.warning("no flash attention here, sequences attend one by one: %s", error)
         return False
-    if worst > _MOST_ERROR:
+    agrees = worst <= _MOST_ERROR
+    if not agrees:
         log.warning("flash attention is off by %.3f here, sequences attend one by one", worst)
-    return worst <= _MOST_ERROR
+    return agrees
 
 
 def flash_error(shape: KVShape, capacity: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -156,7 +157,7 @@ def flash_error(shape: KVShape, capacity: int, dtype: torch.dtype, device: torch
     caches, scale = (store.keys[0], store.values[0]), shape.head_dim**-0.5
     heads = (query, key, value)
     with torch.inference_mode():
-        return max(_difference(step, ragged, caches, heads, scale=scale, window=window) for window in (0, 5))
+        return _worst(_difference(step, ragged, caches, heads, scale=scale, window=window) for window in (0, 5))
 
 
 def _difference(
@@ -169,3 +170,8 @@ def _difference(
         for one in (ragged, None)
     )
     return float((found - expected).abs().max())
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest; NaN if any is, which Python's `max` may pass over."""
+    return float(torch.tensor(list(errors)).max())

@@ -5,6 +5,7 @@ row, and has as many empty sequences as rows are not in it.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -20,6 +21,7 @@ from serving.models.packed import LayeredDecoder, PackedStep, Ragged, StepArrays
 log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # tokens; larger steps are worth their launches
+_MOST_TRIES = 3  # of capturing a size for which there was no memory
 
 
 class Recorder(Protocol):
@@ -77,6 +79,7 @@ class GraphedDecoder:
         self._decoder = decoder
         self._recorder = recorder
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self._short_of_memory: Counter[tuple[int, int]] = Counter()
         self._can_be_captured = True
 
     def keeping(self, kept: Sequence[int]) -> "GraphedDecoder":
@@ -99,10 +102,15 @@ class GraphedDecoder:
             return self._decoder.forward(step, store)
         arrays = _padded(step_arrays(step.segments), size, num_rows=store.num_rows)
         key = (id(store), size)
+        if self._short_of_memory[key] >= _MOST_TRIES:
+            return self._decoder.forward(step, store)
         if key not in self._captured:
             try:
                 self._captured[key] = self._capture(arrays, store)
-            except torch.OutOfMemoryError:  # for the moment
+            except torch.OutOfMemoryError:  # for the moment, perhaps
+                self._short_of_memory[key] += 1
+                if self._short_of_memory[key] == _MOST_TRIES:
+                    log.warning("steps of up to %d tokens are not captured, there is no memory for them", size)
                 return self._decoder.forward(step, store)
             except RuntimeError as error:  # torch's word for what cannot be captured
                 log.warning("steps are not captured, this model's code does not allow it: %s", error)

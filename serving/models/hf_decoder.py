@@ -1,7 +1,7 @@
 """Any Hugging Face causal LM over packed steps, by way of a custom attention function.
 
 The model's own code runs on one row [1, T] with explicit positions; attention alone is ours: it stores keys and
-values in the KV store and attends segment by segment.
+values in the KV store and attends over it (`attention`).
 """
 
 import copy

@@ -74,8 +74,9 @@ class Writer:
 
 
 async def until_sent(departure, num_tokens):
-    while departure.num_tokens < num_tokens:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(5):
+        while departure.num_tokens < num_tokens:
+            await asyncio.sleep(0.001)
 
 
 async def answer(inbox):
@@ -118,15 +119,21 @@ async def test_a_round_of_all_streams_is_one_frame(outlets):
 
 
 @asynccontextmanager
-async def paced(period_s):
-    outlet, writer = Outlet(pace=Pace(period_s, period_s)), Writer()
+async def paced(pace):
+    outlet, writer = Outlet(pace=pace), Writer()
     connected = asyncio.create_task(outlet.send_to(asyncio.StreamReader(), writer))
-    yield outlet, writer
-    connected.cancel()
+    try:
+        yield outlet, writer
+    finally:
+        connected.cancel()
+
+
+def every(period_s):
+    return Pace(period_s, period_s)
 
 
 async def test_within_a_period_only_the_requests_leave_that_begin_or_end(tidy_loop):
-    async with paced(3600.0) as (outlet, writer):
+    async with paced(every(3600.0)) as (outlet, writer):
         with departures(outlet, "a", "b") as (first, second):
             outlet.put(chunk("a", 0))
             await until_sent(first, 1)
@@ -146,7 +153,7 @@ async def test_within_a_period_only_the_requests_leave_that_begin_or_end(tidy_lo
 
 
 async def test_what_waits_for_the_period_leaves_by_itself(tidy_loop):
-    async with paced(0.05) as (outlet, writer):
+    async with paced(every(0.05)) as (outlet, writer):
         with departures(outlet, "a") as (departure,):
             outlet.put(chunk("a", 0))
             await until_sent(departure, 1)
@@ -156,13 +163,58 @@ async def test_what_waits_for_the_period_leaves_by_itself(tidy_loop):
     assert [[c.ids for c in frame] for frame in writer.frames] == [[(0,)], [(1, 2)]]
 
 
+async def test_what_stays_behind_when_another_begins_leaves_by_itself(tidy_loop):
+    async with paced(every(0.05)) as (outlet, writer):
+        with departures(outlet, "a", "b") as (first, second):
+            outlet.put(chunk("a", 0))
+            await until_sent(first, 1)
+            outlet.put(chunk("a", 1))
+            outlet.put(chunk("b", 0))
+            await until_sent(first, 2)
+            assert second.num_tokens == 1
+    assert [[(c.request_id, c.ids) for c in frame] for frame in writer.frames[1:]] == [[("b", (0,))], [("a", (1,))]]
+
+
+async def test_those_that_begin_and_end_do_not_put_off_the_others(tidy_loop):
+    async with paced(every(0.05)) as (outlet, _):
+        with departures(outlet, "a") as (departure,):
+            outlet.put(chunk("a", 0))
+            await until_sent(departure, 1)
+            outlet.put(chunk("a", 1))
+            for number in range(100):
+                with departures(outlet, str(number)):
+                    outlet.put(chunk(str(number), 0, last=True))
+                    await asyncio.sleep(0.01)
+                if departure.num_tokens == 2:
+                    break
+            assert number < 50
+
+
+async def test_the_period_is_that_of_the_streams_that_have_begun(tidy_loop):
+    class Noted(Pace):
+        def period_s(self, num_streams):
+            asked.append(num_streams)
+            return super().period_s(num_streams)
+
+    asked = []
+    async with paced(Noted()) as (outlet, _):
+        with departures(outlet, "a", "queued", "b") as (first, _, second):
+            outlet.put(chunk("a", 0))
+            await until_sent(first, 1)
+            outlet.put(chunk("b", 0))
+            await until_sent(second, 1)
+            outlet.put(chunk("a", 1))
+            await until_sent(first, 2)
+    assert asked == [0, 1, 2]
+
+
 async def test_paced_rounds_of_another_thread_all_arrive(tidy_loop):
     def rounds(outlet):
         for number in range(200):
             for name in "abc":
                 outlet.put(chunk(name, number, last=number == 199))
 
-    async with paced(0.001) as (outlet, writer):
+    async with paced(every(0.001)) as (outlet, writer):
         with departures(outlet, *"abc") as departing:
             threading.Thread(target=rounds, args=(outlet,)).start()
             await asyncio.wait_for(asyncio.gather(*(departure.complete() for departure in departing)), 5)

@@ -9,7 +9,9 @@ import pytest
 
 from jobs.__main__ import main
 from jobs.bench import parser
-from jobs.load import connected
+from jobs.figures import Timing
+from jobs.levels import Turn, turn_of
+from jobs.load import LevelRun, Sample, connected
 from jobs.paired import plan_from
 from jobs.served import Plan, _in_turns, turns_of
 from jobs.served import plan_from as served_plan_from
@@ -103,16 +105,24 @@ def test_something_else_there_is_one_line(flags: list[str], capsys) -> None:
 def test_the_way_is_priced_in_turns_with_the_engine_of_a_profile(flags: list[str], tmp_path: Path, one_thread) -> None:
     profile = tmp_path / "toy.yaml"
     target = save_toy(tmp_path / "toy")
-    profile.write_text(f"name: toy\ntarget: {{model: {target}, dtype: float32}}\nengine: {{max_length: 64}}\n")
+    profile.write_text(f"name: tiny-suffix\ntarget: {{model: {target}, dtype: float32}}\nengine: {{max_length: 64}}\n")
     with served(create_app(ScriptedBackend())) as url:
         call = ["--concurrency", "2,4", "--requests", "7", "--beside", str(profile), "--threads", "1", *flags[1:]]
         assert main(["bench", "--serve", url, *call]) == 0
     for level in written(flags)["levels"]:
         assert level["requests"] == len(level["raw"]) == 7
-        assert len(level["turns"]) <= 1  # a scripted answer may come in one piece, which has no time per token
+        assert len(level["turns"]) <= 1  # a scripted answer may come all at once, which has no price
         assert all(turn["engine_ms"] > 0.0 < turn["http_ms"] for turn in level["turns"])
         assert (level["hop_cost"] is None) == (level["turns"] == [])
     assert written(flags)["meta"]["beside"] == str(profile)
+
+
+def test_an_application_of_another_profile_is_not_priced(flags: list[str], tmp_path: Path, one_thread, capsys) -> None:
+    profile = tmp_path / "toy.yaml"
+    profile.write_text(f"name: toy\ntarget: {{model: {save_toy(tmp_path / 'toy')}, dtype: float32}}\n")
+    with served(create_app(ScriptedBackend())) as url:
+        assert main(["bench", "--serve", url, "--beside", str(profile), "--threads", "1", *flags[1:]]) == 2
+    assert f"--beside: {url} does not serve the profile 'toy' (it has tiny-chat, tiny-suffix)" in last_line(capsys)
 
 
 async def test_turns_begin_with_either_side() -> None:
@@ -127,7 +137,21 @@ async def test_turns_begin_with_either_side() -> None:
         async with connected(url, None) as client:
             level = await _in_turns(client, [chat_request(f"p{i}") for i in range(25)], 2, lambda: None, engine)
     assert turns == [(range(8), 8), (range(8, 16), 8), (range(16, 25), 25)]  # the second begins with the engine
-    assert (level.requests, len(level.turns) <= 3) == (25, True)
+    assert level.requests == 25
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "engine_ms", "turn"),
+    [
+        ((1.1, 1.3), (50.0, None, 60.0), Turn(200.0, 55.0)),
+        ((1.1, 1.3), (None,), None),
+        ((1.0, 1.0), (50.0,), None),  # all at once
+    ],
+)
+def test_a_turn_has_a_price_where_both_sides_took_time(ended_s, engine_ms, turn) -> None:
+    samples = [Sample(str(end), Timing(2, 1.0, end)) for end in ended_s]
+    failed = Sample("failed", Timing(2, 1.0, 9.0), error="refused")
+    assert turn_of(LevelRun(2, 1.0, [*samples, failed]), engine_ms) == turn
 
 
 @pytest.mark.parametrize(

@@ -229,5 +229,51 @@ def test_memory_that_is_short_for_a_moment_does_not_end_capturing() -> None:
     assert len(recorder.recorded) > 1
 
 
+def test_memory_that_stays_short_is_not_asked_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Again):
+        def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+            self.recorded.append(len(run()))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    network, recorder = tiny_model("llama"), Full()
+    expected = script(make_lm(HFDecoder(copy.deepcopy(network)), flash=False))
+    graphed = make_lm(GraphedDecoder(HFDecoder(network), recorder), flash=True)
+    same(script(graphed), expected)
+    for _ in range(5):
+        graphed.rollback("0", 39)
+        graphed.score([ScoreRequest("0", random_ids(40, 0))])
+    assert max(map(recorder.recorded.count, recorder.recorded)) == 3
+    assert "steps of up to 1 tokens are not captured" in caplog.text
+
+
 def test_there_is_no_flash_attention_on_a_cpu() -> None:
     assert not has_flash([KVShape(3, 64)], PAGE, torch.bfloat16, CPU)
+
+
+def off_by(error: float) -> Callable[..., Tensor]:
+    def kernel(*args: Any, window_size: tuple[int, int], **kwargs: Any) -> Tensor:
+        return varlen(*args, window_size=window_size, **kwargs) + (error if window_size[0] >= 0 else 0.0)
+
+    return kernel
+
+
+def refusing(*args: Any, **kwargs: Any) -> Tensor:
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (varlen, None),
+        (off_by(0.5), "flash attention is off by 0.500"),
+        (off_by(float("nan")), "flash attention is off by nan"),
+        (refusing, "no flash attention here, sequences attend one by one: no kernel image"),
+    ],
+)
+def test_a_kernel_is_used_where_it_agrees_and_else_the_log_says_why(
+    kernel: Callable[..., Tensor], said: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attention, "may_flash", lambda dtype, device: True)
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    assert has_flash([KVShape(3, 64), KVShape(1, 64)], PAGE, torch.float32, CPU) == (said is None)
+    assert (said or "") in caplog.text
