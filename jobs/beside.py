@@ -20,11 +20,6 @@ class Beside:
         self._work = work
         self._max_draft = max_draft
 
-    @property
-    def name(self) -> str:
-        """The profile's, which an application of it lists among its models."""
-        return self._built.profile.name
-
     def tpot_ms(self, level: int, numbers: Sequence[int], concurrency: int) -> list[float | None]:
         """Time per output token of each, `concurrency` at once; None for an answer of less than two tokens."""
         clock = ChunkClock()

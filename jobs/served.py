@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
+from aiohttp import ClientSession
 from tqdm import tqdm
 
 from jobs.figures import table
@@ -22,6 +22,7 @@ from jobs.options import profile_from
 from jobs.plotting import line_charts
 from jobs.provenance import Provenance
 from jobs.reports import write_json
+from serving.config import Profile
 from serving.errors import ConfigError
 from tuning.prompts import Prompt
 
@@ -89,8 +90,8 @@ def run(args: argparse.Namespace, prompts: Sequence[Prompt], provenance: Provena
     """Measure every level, print a table, write JSON and plot; exit status 1 if any request failed."""
     plan = plan_from(args)
     api_key = _api_key(args.api_key_env)
-    beside = _beside(args, plan, prompts) if args.beside else None
-    model, levels = asyncio.run(_measure(args, plan, prompts, api_key, beside))
+    profile = profile_from(args, args.beside) if args.beside else None
+    model, levels = asyncio.run(_measure(args, plan, prompts, api_key, profile))
     meta = {**asdict(provenance), **asdict(plan), "prompts": len(prompts), "model": model, "beside": args.beside}
     write_json(args.json, {"meta": meta, "levels": [asdict(level) for level in levels]})
     _show(levels, plot)
@@ -120,7 +121,7 @@ def speculation(value: str) -> dict[str, object]:
     return {"max_draft": int(value)}
 
 
-def _beside(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt]) -> "Beside":
+def _beside(args: argparse.Namespace, profile: Profile, plan: Plan, prompts: Sequence[Prompt]) -> "Beside":
     import torch
 
     from jobs.arms import Work
@@ -129,7 +130,6 @@ def _beside(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt]) -> 
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    profile = profile_from(args, args.beside)
     engine = profile.engine.model_copy(update={"max_sessions": max(plan.levels)})
     built = build(profile.model_copy(update={"engine": engine}))
     work = Work(
@@ -145,21 +145,22 @@ def _beside(args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt]) -> 
 
 
 async def _measure(
-    args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt], api_key: str | None, beside: "Beside | None"
+    args: argparse.Namespace, plan: Plan, prompts: Sequence[Prompt], api_key: str | None, profile: Profile | None
 ) -> tuple[str, list[Level]]:
     async with connected(plan.url, api_key) as client:
-        listed = await models(client)
+        listed = await models(client, plan.url)
         model = args.model or listed[0]
-        if beside is not None and beside.name not in listed:
+        if profile is not None and profile.name not in listed:
             raise ConfigError(
-                f"--beside: {plan.url} does not serve the profile {beside.name!r} (it has {', '.join(listed)}); "
+                f"--beside: {plan.url} does not serve the profile {profile.name!r} (it has {', '.join(listed)}); "
                 "name what it does"
             )
+        beside = None if profile is None else _beside(args, profile, plan, prompts)
         return model, await _levels_of(client, plan, prompts, model, beside)
 
 
 async def _levels_of(
-    client: httpx.AsyncClient, plan: Plan, prompts: Sequence[Prompt], model: str, beside: "Beside | None"
+    client: ClientSession, plan: Plan, prompts: Sequence[Prompt], model: str, beside: "Beside | None"
 ) -> list[Level]:
     total, found = sum(map(plan.requests_at, plan.levels)), list[Level]()
     with tqdm(total=total, unit="request", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -175,7 +176,7 @@ async def _levels_of(
 
 
 async def _in_turns(
-    client: httpx.AsyncClient, requests: Sequence[Request], concurrency: int, on_done: Callable[[], object],
+    client: ClientSession, requests: Sequence[Request], concurrency: int, on_done: Callable[[], object],
     engine: Callable[[Sequence[int], int], Sequence[float | None]],
 ) -> Level:  # fmt: skip
     """So many requests over HTTP, the same in this process, the next in the other order, and so on."""
