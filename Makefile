@@ -50,7 +50,7 @@ model: venv  ## get the embedded model into the cache (DRAFTHOUSE_CACHE, default
 	@"$(BIN)/python" -m serving.models.embedded
 
 demo: venv model  ## local Ray, the Serve application, one streamed answer; ONCE=1 ends after it
-	@"$(BIN)/python" -m jobs demo $(if $(ONCE),--once)
+	@"$(BIN)/python" -m jobs demo --port '$(PORT)' $(if $(ONCE),--once)
 
 serve: venv model  ## serve a profile by name or file: make serve PROFILE=strict PORT=8000
 	@"$(BIN)/python" -m jobs serve --profile '$(PROFILE)' --port '$(PORT)'
