@@ -7,6 +7,7 @@ killed run goes on with the parts that are missing.
 """
 
 import argparse
+import hashlib
 import json
 import logging
 import sys
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
 from serving.build import Built, build, scheduler_limits
+from serving.build_rules import models_identity
 from serving.config import Profile
 from serving.errors import ConfigError, DrafthouseError
 from serving.models.tokenizer import ChatTokenizer
@@ -121,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
         if value < least:
             raise ConfigError(f"{flag}: must be at least {least}, got {value}")
     profile, prompts = profile_from(args, args.profile), prompts_from(args)
-    if not profile.rule.is_lossless:
+    if not profile.is_lossless:
         raise ConfigError(f"--profile: {args.profile!r} is lossy; traces of its strict twin are what replays need")
     if args.every_position:  # a guard would see drafts that are never accepted, and stop asking for them
         engine = profile.engine.model_copy(update={"guard": False})
@@ -179,7 +181,12 @@ def _check_folder(job: Capture, parts: Sequence[Part]) -> None:
     """Make the folder, or see that what is in it belongs to the same run."""
     job.out.mkdir(parents=True, exist_ok=True)
     beside = job.out / "capture.json"
-    text = json.dumps({**job.settings, "prompts": [[p.id for p in part.prompts] for part in parts]}, indent=1)
+    prompts = [[[prompt.id, prompt.text] for prompt in part.prompts] for part in parts]
+    digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+    about = {**job.settings, "prompts": [[p.id for p in part.prompts] for part in parts], "prompts_digest": digest}
+    text = json.dumps(about | {"models": models_identity(job.profile)}, indent=1)
     if beside.is_file() and beside.read_text(encoding="utf-8") != text:
-        raise ConfigError(f"--out: {job.out} was made with other flags or prompts; choose another folder or delete it")
+        raise ConfigError(
+            f"--out: {job.out} was made with other flags, prompts or weights; choose another folder or delete it"
+        )
     beside.write_text(text, encoding="utf-8")

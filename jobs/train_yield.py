@@ -8,6 +8,7 @@ importance of the features, and what each way of choosing would need: rounds, an
 import argparse
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -56,6 +57,12 @@ class Recorded:
         return unknown if self.model_yields is None else self.model_yields
 
 
+_LEAST = {
+    "limit": 1, "requests_a_cache": 1, "epochs": 1, "seed": 0, "model_yield": 0, "row_cost": 0, "model_cost": 0,
+    "model_draft": 1,
+}  # fmt: skip
+
+
 def parser() -> argparse.ArgumentParser:
     """The flags of this job."""
     p = argparse.ArgumentParser(prog="python -m jobs train-yield", description=__doc__)
@@ -80,9 +87,18 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError, naming the flag, for values no training can have."""
+    for name, least in _LEAST.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be at least {least}, got {value:g}")
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the table of arms on held-out requests."""
     args = parser().parse_args(argv)
+    _check_flags(args)
     profile = load_profile(args.profile)
     cache = getattr(profile.drafter, "cache", profile.drafter)
     if not isinstance(cache, SuffixDrafter):

@@ -1,6 +1,7 @@
 """What the jobs that train drafters share: text in the target's own words, measurement by the engine, progress."""
 
 import argparse
+import hashlib
 import math
 import sys
 from collections.abc import Callable
@@ -78,8 +79,10 @@ def checkpoint_in(work: Path, recipe: "DataclassInstance", target: str, **others
 
 
 def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Held-out and training dialogues, as `dialogues_for` has them.
+    """Held-out dialogues, and those to train on in an order drawn by --seed, of which none has a held-out prompt.
 
+    Which are held out depends on the prompts alone: a head that is trained on from an earlier one, with more text or
+    another seed, is not measured on what that has seen of the same text.
     Raises ConfigError before a token is written where none may be left to train on, or where one of --data is too long.
     """
     least = len(_added(args)) + _plan(args).least_dialogues
@@ -89,7 +92,13 @@ def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue]
             f"more than {least} dialogues; keep back fewer, or ask for more tokens"
         )
     shuffled = dialogues_for(args, folder)
-    return shuffled[: args.held_out], shuffled[args.held_out :][: args.limit]
+    held_out = sorted(shuffled, key=_prompt_key)[: args.held_out]
+    prompts = set(map(_prompt_key, held_out))
+    return held_out, [dialogue for dialogue in shuffled if _prompt_key(dialogue) not in prompts][: args.limit]
+
+
+def _prompt_key(dialogue: Dialogue) -> bytes:
+    return hashlib.sha256(dialogue.prompt_ids.tobytes()).digest()
 
 
 def dialogues_for(args: argparse.Namespace, folder: Path) -> list[Dialogue]:

@@ -51,7 +51,7 @@ class Eagle3Recipe:
 
 @dataclass(frozen=True)
 class Eagle3Progress:
-    """One optimiser step: loss in nats a position, and agreement with the target on answers, by step ahead."""
+    """One optimiser step: loss in nats a position over all steps; agreement with the target on answers, by step."""
 
     step: int
     num_steps: int
@@ -98,15 +98,16 @@ def train(
             examples = [[data[i] for i in shard] for shard in shards if shard]
             # One by itself has all threads to itself.
             results = list((pool.map if len(examples) > 1 else map)(objective.gradients, examples))
+            num_entries = max(1, sum(result.num_entries for result in results))
             for parameter, *gradients in zip(parameters, *(result.gradients for result in results), strict=True):
-                parameter.grad = torch.stack(gradients).mean(dim=0)
+                parameter.grad = torch.stack(gradients).sum(dim=0) / num_entries
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
             if (step + 1) % recipe.steps_per_checkpoint == 0 or step == len(batches) - 1:
                 checkpoint.save(head, optimiser, step + 1)
-            agreement = np.mean([result.agreement for result in results], axis=0)
-            loss = float(np.mean([result.loss for result in results]))
-            on_step(Eagle3Progress(step + 1, len(batches), loss, tuple(agreement.tolist())))
+            agreed, said = np.sum([result.agreed for result in results], axis=0).T
+            loss = sum(result.loss for result in results) / num_entries
+            on_step(Eagle3Progress(step + 1, len(batches), loss, tuple((agreed / np.maximum(said, 1)).tolist())))
     with torch.no_grad():
         head.fc.weight.div_(scale)
     head.eval()
@@ -130,13 +131,20 @@ def export(head: Eagle3Head, folder: Path, *, base: str, recipe: Eagle3Recipe, c
 
 @dataclass(frozen=True)
 class _Shard:
+    """Sums over a shard's entries; `agreed` has a pair a step: answers' tokens agreed on, and how many there were."""
+
     gradients: tuple[Tensor, ...]
     loss: float
-    agreement: list[float]
+    num_entries: int
+    agreed: list[tuple[int, int]]
 
 
 class Objective:
-    """The loss of a batch over `steps_ahead` steps, and its gradients. The head's `fc` is for features over `scale`."""
+    """The loss of a batch over `steps_ahead` steps, and its gradients. The head's `fc` is for features over `scale`.
+
+    Both are sums over entries, to be divided by the whole batch's number of them: so a prompt's entries count for as
+    little in a batch without answers.
+    """
 
     def __init__(self, head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe, scale: Tensor) -> None:
         self._head = head
@@ -151,33 +159,33 @@ class Objective:
     def gradients(self, examples: Sequence[Example]) -> _Shard:
         batch = self._pad(examples)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.dtype == "bfloat16"):
-            loss, agreement = self.loss(batch)
+            loss, agreed = self.loss(batch)
         gradients = torch.autograd.grad(loss, self._parameters)
-        return _Shard(gradients, float(loss.detach()), agreement)
+        return _Shard(gradients, float(loss.detach()), int((batch.weights > 0).sum()), agreed)
 
-    def loss(self, batch: _Batch) -> tuple[Tensor, list[float]]:
-        """Weighted cross-entropy to the target's distribution, summed over steps; and top-1 agreement by step."""
+    def loss(self, batch: _Batch) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Weighted cross-entropy to the target's distribution, summed over entries and steps; and `_Shard.agreed`."""
         total = torch.zeros(())
-        agreement = []
+        agreed = []
         for step, out in enumerate(self._unroll.outputs(batch.features, batch.next_ids)):
             used = batch.weights > 0
             used[:, :step] = False  # nothing was drafted before them
-            loss, agreed = self._step_loss(out[used], batch, used)
+            loss, found = self._step_loss(out[used], batch, used)
             total = total + self._recipe.step_decay**step * loss
-            agreement.append(agreed)
-        return total, agreement
+            agreed.append(found)
+        return total, agreed
 
-    def _step_loss(self, out: Tensor, batch: _Batch, used: Tensor) -> tuple[Tensor, float]:
+    def _step_loss(self, out: Tensor, batch: _Batch, used: Tensor) -> tuple[Tensor, tuple[int, int]]:
         probs, weights = batch.probs[used], batch.weights[used]
         logits = self._head.logits(out).float()
         loss = -(probs * F.log_softmax(logits, dim=-1)).sum(dim=-1) * weights
         answers = weights == 1.0
-        agreed = (logits.detach()[answers].argmax(dim=-1) == probs[answers].argmax(dim=-1)).float().mean()
-        return loss.sum() / weights.sum(), float(agreed)
+        agreed = logits.detach()[answers].argmax(dim=-1) == probs[answers].argmax(dim=-1)
+        return loss.sum(), (int(agreed.sum()), len(agreed))
 
     def _pad(self, examples: Sequence[Example]) -> _Batch:
-        lengths = [min(len(example.ids), self._recipe.max_length) - 1 for example in examples]
-        size = (len(examples), max(lengths))
+        lengths = [max(0, min(len(example.ids), self._recipe.max_length) - 1) for example in examples]
+        size = (len(examples), max(1, *lengths))
         batch = _Batch(
             features=torch.zeros(*size, examples[0].features.shape[1]),
             next_ids=torch.zeros(*size, dtype=torch.int64),

@@ -69,10 +69,12 @@ class YieldChooser:
     threshold: float | Literal["measured"]
 
     def takes_cache(self, choices: Sequence[Choice]) -> list[bool]:
-        return [predicted > self._least(one) for predicted, one in zip(self.yields(choices), choices, strict=True)]
+        return [self._is_worth(one, predicted) for one, predicted in zip(choices, self.yields(choices), strict=True)]
 
-    def _least(self, choice: Choice) -> float:
-        return choice.least_yield if self.threshold == "measured" else self.threshold
+    def _is_worth(self, choice: Choice, predicted: float) -> bool:
+        if self.threshold == "measured":  # of the tokens that it counts the cost of
+            return min(predicted, choice.num_rows) > choice.least_yield
+        return predicted > self.threshold
 
     def yields(self, choices: Sequence[Choice]) -> list[float]:
         """One a choice, within 0..K."""

@@ -106,8 +106,6 @@ def _authors_config(raw: dict[str, Any]) -> Eagle3Config:
     _check_keys(raw, _KNOWN_AUTHORS)
     details = raw.get("eagle_config") or {}
     _check_details(details)
-    if raw.get("sliding_window") and raw.get("use_sliding_window", True):
-        raise ModelError(f"EAGLE-3 head: config says sliding_window={raw['sliding_window']!r}, which is not supported")
     layer = _layer_config(raw)
     layers = details.get("eagle_aux_hidden_state_layer_ids")
     return Eagle3Config(
@@ -161,6 +159,8 @@ def _layer_config(raw: dict[str, Any]) -> LlamaConfig:
         raise ModelError(f"EAGLE-3 head: num_hidden_layers must be 1, got {raw['num_hidden_layers']}")
     if raw.get("mlp_bias"):
         raise ModelError("EAGLE-3 head: mlp_bias=true is not supported")
+    if raw.get("sliding_window") and raw.get("use_sliding_window", True):
+        raise ModelError(f"EAGLE-3 head: config says sliding_window={raw['sliding_window']!r}, which is not supported")
     known = {key: value for key, value in raw.items() if key not in ("architectures", "model_type", "auto_map")}
     return LlamaConfig(**known)
 

@@ -30,7 +30,8 @@ from serving.types import Ids, ScoreTable, as_ids
 
 log = logging.getLogger(__name__)
 
-# Outputs kept for each row: as many positions may stand on stand-ins (a tier's unverified tokens and a draft).
+# Outputs kept for each row, of its last positions: those on stand-ins (a tier's unverified tokens and a draft) begin
+# behind the oldest, and the newest must not take its place.
 _KEPT = 128
 _WARM_UP = CATCH_UP  # positions: a prompt that is read in one call whatever the chunk
 
@@ -144,7 +145,11 @@ class Eagle3LM:
     def _has_just_said(self, row: Row, request: ScoreRequest, count: int) -> bool:
         """Whether `count` positions can be read on, from the one that the last token of the text came from."""
         is_next = row.length == len(request.ids) - 2 == row.shared_prefix(request.ids[1:])
-        return is_next and row.length > 0 and row.length + count - 1 <= self._num_true[row.index] + _KEPT
+        return is_next and row.length > 0 and row.length + count - 1 <= self._last_kept(row)
+
+    def _last_kept(self, row: Row) -> int:
+        """The last position whose output does not take the place of that of the last true one."""
+        return int(self._num_true[row.index]) + _KEPT - 2
 
     def _start(self, request: ScoreRequest) -> _Reading:
         row = self._store.row(request.session_id)
@@ -178,7 +183,7 @@ class Eagle3LM:
 
     def _may_go_on(self, reading: _Reading) -> bool:
         """Whether there is more to read, whose feature the target lacks and the output before is kept."""
-        is_kept = 0 < reading.next <= self._num_true[reading.row.index] + _KEPT
+        is_kept = 0 < reading.next <= self._last_kept(reading.row)
         return bool(is_kept and not reading.is_done and not reading.is_cut)
 
     def _read_stand_ins(self, readings: Sequence[_Reading]) -> None:

@@ -170,6 +170,7 @@ def test_each_source_has_a_limit_of_its_own(limits: DraftLimits, threshold: floa
         (DraftLimits(4, 4, model_rate=1.2, row_price=0.05), 0.43, "model"),
         (DraftLimits(2, 4, model_rate=1.2, row_price=0.05), 0.33, "suffix"),  # two rows are scored
         (DraftLimits(2, 4, model_rate=1.2, row_price=0.05), 0.31, "model"),
+        (DraftLimits(2, 4, model_rate=3.5), 4.0, "model"),  # and no more than two can be kept
         (DraftLimits(4, 4, model_rate=0.5, row_price=0.05), 0.19, "model"),  # plain decoding is faster than the model
         (DraftLimits(4, 4, model_rate=0.5, row_price=0.05), 0.21, "suffix"),
         (DraftLimits(4, 0, model_rate=1.0, row_price=9.0), 0.0, "suffix"),  # no model: whatever it promises

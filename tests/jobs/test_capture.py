@@ -20,7 +20,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path) -> None:
     job = Capture(Profile(name="p"), tmp_path / "out", 20, every_position=False)
     _check_folder(job, [PART])
     _check_folder(job, [PART])
-    with pytest.raises(ConfigError, match="made with other flags or prompts"):
+    with pytest.raises(ConfigError, match="made with other flags, prompts or weights"):
         _check_folder(Capture(job.profile, job.out, 21, every_position=False), [PART])
 
 
@@ -38,6 +38,7 @@ def test_a_worker_tells_what_a_user_is_meant_to_read(tmp_path) -> None:
         (["--part-size", "0"], "--part-size: must be at least 1, got 0"),
         (["--workers", "-1"], "--workers: must be at least 0, got -1"),
         (["--profile", "asd"], "'asd' is lossy"),
+        (["--profile", "via"], "'via' is lossy"),
     ],
 )
 def test_bad_flags_are_named(tmp_path, flags: list[str], message: str) -> None:

@@ -1,12 +1,29 @@
 """What `train-yield` takes from a trace: a model's yields, where a model drafted at every position."""
 
+from pathlib import Path
+
 import pytest
 
-from jobs.train_yield import _of_trace
+from jobs.train_yield import _of_trace, main
+from serving.errors import ConfigError
 from serving.trace import StepRecord, Trace
 from serving.types import as_ids
 
 OUTPUT = [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--requests-a-cache", "0"], "--requests-a-cache: must be at least 1, got 0"),
+        (["--epochs", "0"], "--epochs: must be at least 1, got 0"),
+        (["--limit", "-1"], "--limit: must be at least 1, got -1"),
+        (["--row-cost", "nan"], "--row-cost: must be at least 0, got nan"),
+    ],
+)
+def test_what_no_training_can_have_is_refused_by_its_flag(tmp_path: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        main(["--out", str(tmp_path), *flags])
 
 
 def trace(sources: list[str], *, num_emitted: int = 1) -> Trace:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from serving.errors import ModelError
+from serving.models import eagle3_lm
 from serving.models.eagle3 import Eagle3Head
 from serving.models.eagle3_checkpoint import is_eagle3, load_eagle3, read_eagle3_config
 from serving.models.eagle3_lm import Eagle3LM
@@ -101,6 +102,27 @@ def test_a_chain_equals_the_head_run_position_by_position(norm_before_residual: 
                 for (name, ids), table in zip(texts.items(), tables, strict=True)
                 if table is not None
             }
+
+
+def test_what_a_long_draft_began_with_can_be_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle3_lm, "_KEPT", 8)
+    head = tiny_head()
+    for runner in runners(head):
+        features, ids = KnownFeatures(), random_ids(20, 1)
+        lm = make_lm(head, runner, features)
+        lm.open("a", ids)
+        features.known["a"] = len(ids) - 1
+        for other in range(3, 8):
+            text, count = np.append(ids[:-1], other).astype(np.int32), 0
+            while (table := lm.score([ScoreRequest("a", text)])[0]) is not None:
+                assert table.next_ids[0] == expected_token(head, text, features.known["a"])
+                text, count = np.append(text, table.next_ids).astype(np.int32), count + 1
+                if isinstance(runner, NativeEagle3) and count == 2 and other % 2:
+                    more = lm.chain([ScoreRequest("a", text)], 5)
+                    assert more is not None
+                    assert lm.chain([ScoreRequest("a", np.append(text, more[0]).astype(np.int32))], 3) is None
+            assert count >= 6
+            ids = text[:20]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -293,6 +315,7 @@ def test_pickled_weights_are_read_as_weights_only(tmp_path: Path) -> None:
         ({"target_hidden_size": 32}, "'fc.weight' has shape"),
         ({"transformer_layer_config": {"hidden_act": "gelu"}}, "hidden_act must be 'silu'"),
         ({"transformer_layer_config": {"num_hidden_layers": 2}}, "num_hidden_layers must be 1"),
+        ({"transformer_layer_config": {"sliding_window": 512}}, "sliding_window=512"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

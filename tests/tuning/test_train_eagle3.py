@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -161,9 +162,10 @@ def test_a_head_of_any_family_starts_where_a_linear_map_says_what_the_target_wil
     with torch.no_grad():
         head.fc.weight.mul_(scale := feature_scale(texts))
     objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=1), scale)
-    loss, (agreement,) = objective.loss(objective._pad([texts[i] for i in range(190, 200)]))
-    assert agreement > 0.3  # by chance 1 / 199
-    assert loss < math.log(VOCAB)  # what a head that knows nothing would have
+    batch = objective._pad([texts[i] for i in range(190, 200)])
+    loss, ((agreed, said),) = objective.loss(batch)
+    assert agreed > 0.3 * said  # by chance 1 / 199
+    assert loss < math.log(VOCAB) * batch.weights.sum()  # what a head that knows nothing would have
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -199,6 +201,48 @@ def test_prompts_of_any_length_weigh_their_own_entries_and_no_padding(num_prompt
     expected = [0.1] * first + [1.0] * (14 - first) + [0.0] * (first < 15)
     assert batch.weights[0].tolist() == pytest.approx(expected)
     assert batch.weights[2, 8:].tolist() == [0.0] * 7
+
+
+def test_the_loss_of_each_step_is_that_of_the_entries_it_has_drafted_up_to() -> None:
+    made = tiny_model("llama")
+    head, target_head = blank_head(made, torch.arange(VOCAB)), TargetHead(made, torch.arange(VOCAB))
+    objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=2, step_decay=0.5), torch.ones(3 * 64))
+    batch = objective._pad([example(12, 5), example(7, 3)])
+    outs = list(objective._unroll.outputs(batch.features, batch.next_ids))
+    expected = 0.0
+    for step, out in enumerate(outs):
+        for row, p in product(range(2), range(step, batch.weights.shape[1])):
+            nats = -(batch.probs[row, p] * head.logits(out[row, p]).log_softmax(-1)).sum()
+            expected += 0.5**step * float(batch.weights[row, p] * nats.detach())
+    loss, agreed = objective.loss(batch)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+    answers = [int((batch.weights[:, step:] == 1.0).sum()) for step in range(2)]
+    assert [said for _, said in agreed] == answers
+
+
+def test_shards_and_batches_without_answers_weigh_by_their_entries() -> None:
+    made = tiny_model("llama")
+    objective = Objective(
+        blank_head(made, torch.arange(VOCAB)), TargetHead(made, torch.arange(VOCAB)), Eagle3Recipe(), torch.ones(3 * 64)
+    )
+    examples = [example(20, 5), example(9, 3), example(30, 30)]
+    whole, parts = objective.gradients(examples), [objective.gradients([one]) for one in examples]
+    assert whole.num_entries == sum(part.num_entries for part in parts)
+    for sums in zip(whole.gradients, *(part.gradients for part in parts), strict=True):
+        torch.testing.assert_close(sums[0], sum(sums[1:]), atol=1e-3, rtol=1e-3)
+    only_prompt = objective.gradients([example(30, 30)])
+    assert only_prompt.loss < 0.2 * math.log(VOCAB) * only_prompt.num_entries * 3
+
+
+def test_texts_too_short_for_any_step_change_nothing() -> None:
+    made = tiny_model("llama")
+    objective = Objective(
+        blank_head(made, torch.arange(VOCAB)), TargetHead(made, torch.arange(VOCAB)), Eagle3Recipe(), torch.ones(3 * 64)
+    )
+    for length in (0, 1, 2, 3, 4):
+        found = objective.gradients([example(length, 1)])
+        assert math.isfinite(found.loss)
+        assert all(bool(gradient.isfinite().all()) for gradient in found.gradients)
 
 
 def example(length: int, num_prompt: int) -> Example:
