@@ -200,7 +200,7 @@ class Objective:
             first = min(max(0, example.num_prompt - 2), n)
             batch.weights[row, :first] = self._recipe.prompt_weight
             # What the target says is a label; a token outside the draft vocabulary cannot be drafted anyway.
-            batch.weights[row, first : n - 1] = self._is_known[example.ids[first + 2 : n + 1]].float()
+            batch.weights[row, first : max(first, n - 1)] = self._is_known[example.ids[first + 2 : n + 1]].float()
         return batch
 
 

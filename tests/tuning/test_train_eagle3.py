@@ -240,9 +240,10 @@ def test_texts_too_short_for_any_step_change_nothing() -> None:
         blank_head(made, torch.arange(VOCAB)), TargetHead(made, torch.arange(VOCAB)), Eagle3Recipe(), torch.ones(3 * 64)
     )
     for length in (0, 1, 2, 3, 4):
-        found = objective.gradients([example(length, 1)])
-        assert math.isfinite(found.loss)
-        assert all(bool(gradient.isfinite().all()) for gradient in found.gradients)
+        for beside in ([], [example(12, 5)]):
+            found = objective.gradients([example(length, 1), *beside])
+            assert math.isfinite(found.loss)
+            assert all(bool(gradient.isfinite().all()) for gradient in found.gradients)
 
 
 def example(length: int, num_prompt: int) -> Example:
