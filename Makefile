@@ -17,9 +17,6 @@ serve demo: export RAY_SERVE_PROXY_USE_GRPC ?= 1
 # The controller looks five times less often whether all is as wanted; that costs 3.5 % of a core otherwise, at rest too.
 serve demo: export RAY_SERVE_CONTROL_LOOP_INTERVAL_S ?= 0.5
 
-# A crash, also of a thread while Python ends, shows where every thread was.
-test check: export PYTHONFAULTHANDLER := 1
-
 PROFILE ?= suffix
 PORT ?= 8000
 PIP_ARGS ?=
