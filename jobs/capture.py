@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from jobs.options import add_profile_options, add_prompt_options, profile_from, prompts_from
+from jobs.options import add_profile_options, add_prompt_options, check_least, profile_from, prompts_from
 from serving.build import Built, build, scheduler_limits
 from serving.build_rules import models_identity
 from serving.config import Profile
@@ -119,9 +119,7 @@ class Capturer:
 def main(argv: Sequence[str]) -> int:
     """Print where the traces are."""
     args = parser().parse_args(argv)
-    for flag, value, least in (("--part-size", args.part_size, 1), ("--workers", args.workers, 0)):
-        if value < least:
-            raise ConfigError(f"{flag}: must be at least {least}, got {value}")
+    check_least(args, {"part_size": 1, "workers": 0})
     profile, prompts = profile_from(args, args.profile), prompts_from(args)
     if not profile.is_lossless:
         raise ConfigError(f"--profile: {args.profile!r} is lossy; traces of its strict twin are what replays need")

@@ -1,7 +1,9 @@
 """Flags that several verbs share: which profile, with what in place of its own parts, on which prompts."""
 
 import argparse
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,14 @@ def profile_from(args: argparse.Namespace, name: str) -> Profile:
         flags = [_FLAGS[field] for field in error.errors()[0]["loc"] if field in _FLAGS]
         given = flags[0] if flags else f"profile {name} with these flags"
         raise ConfigError(f"{given}: {one_line(error)}") from None
+
+
+def check_least(args: argparse.Namespace, least: Mapping[str, int]) -> None:
+    """Raise ConfigError, naming the flag, where one that was given is below its bound or not finite."""
+    for name, bound in least.items():
+        value = getattr(args, name)
+        if value is not None and not bound <= value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be at least {bound}, got {value:g}")
 
 
 def prompts_from(args: argparse.Namespace) -> list[Prompt]:

@@ -8,7 +8,6 @@ importance of the features, and what each way of choosing would need: rounds, an
 import argparse
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jobs.figures import table
+from jobs.options import check_least
 from jobs.plotting import line_with_diagonal
 from jobs.provenance import Provenance
 from serving.build_drafter import kinds_of, suffix_cache
@@ -87,18 +87,10 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def _check_flags(args: argparse.Namespace) -> None:
-    """Raise ConfigError, naming the flag, for values no training can have."""
-    for name, least in _LEAST.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')}: must be at least {least}, got {value:g}")
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the table of arms on held-out requests."""
     args = parser().parse_args(argv)
-    _check_flags(args)
+    check_least(args, _LEAST)
     profile = load_profile(args.profile)
     cache = getattr(profile.drafter, "cache", profile.drafter)
     if not isinstance(cache, SuffixDrafter):

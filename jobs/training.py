@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from jobs.options import check_least
 from jobs.reports import check_folder
 from serving.build import build
 from serving.compiling import cache_root
@@ -53,10 +54,7 @@ def add_training_options(
 
 def check_training_options(args: argparse.Namespace, **least: int) -> None:
     """Raise ConfigError, naming the flag, for values no training can have. `least` bounds a job's own flags below."""
-    for name, bound in (_LEAST | least).items():
-        value = getattr(args, name)
-        if value is not None and value < bound:
-            raise ConfigError(f"--{name.replace('_', '-')}: must be at least {bound}, got {value}")
+    check_least(args, _LEAST | least)
     if not 0 < args.learning_rate < math.inf:
         raise ConfigError(f"--learning-rate: must be above 0 and finite, got {args.learning_rate}")
     check_folder("--out", args.out)
