@@ -37,7 +37,7 @@ from jobs.figures import table
 from jobs.plotting import step_charts
 from jobs.provenance import Provenance
 from jobs.reports import check_folder, write_json
-from jobs.training import dialogues_for
+from jobs.training import in_order, texts_of
 from jobs.via_options import add_via_options, check_via_options, plan_of
 from jobs.via_rows import RowCounts, rows_of
 from serving.config import ModelDrafter
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     num_layers = read_config(args.target).get_text_config().num_hidden_layers
     plan, counts = plan_of(args, num_layers), RowCounts(args.rows, args.final_rows, args.held_out_rows)
     decode = ChatTokenizer.load(args.target).decode_raw
-    rows = rows_of(dialogues_for(args, args.out / "text"), counts, decode=decode, seed=args.seed)
+    rows = rows_of(in_order(args, texts_of(args, args.out / "text")), counts, decode=decode, seed=args.seed)
     log = MaskLog(args.out / "evaluations.jsonl", _identity(args, rows.blocks))
     finals_log = MaskLog(args.out / "finals.jsonl", _identity(args, rows.rungs))
     search = MaskSearch(plan, log)

@@ -11,11 +11,13 @@ import torch
 
 from jobs.training import (
     add_training_options,
+    check_held_out,
     check_training_options,
     checkpoint_in,
-    dialogues_of,
+    held_out_of,
     measure,
     progress_bar,
+    texts_of,
     vocab_size_of,
     work_folder,
 )
@@ -69,7 +71,8 @@ def main(argv: list[str]) -> int:
     checkpoint = checkpoint_in(work, recipe, args.target, labels=args.labels)
     if args.threads:
         torch.set_num_threads(args.threads)
-    held_out, training = dialogues_of(args, work / "text")
+    check_held_out(args)
+    held_out, training = held_out_of(args, texts_of(args, work / "text"))
     checkpoint = checkpoint.of_text(text_key(training, target_key))
     if args.labels == "soft":
         labels = _soft_labels(args, training, work / "labels")

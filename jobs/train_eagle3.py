@@ -11,25 +11,28 @@ from torch import Tensor
 
 from jobs.training import (
     add_training_options,
+    check_held_out,
     check_training_options,
     checkpoint_in,
-    dialogues_of,
+    held_out_of,
     measure,
     progress_bar,
+    texts_of,
+    trained_layers,
     vocab_size_of,
     work_folder,
 )
 from serving.config import Eagle3Drafter
 from serving.errors import ConfigError, ModelError
 from serving.models.digest import model_digest
-from serving.models.eagle3 import Eagle3Config, Eagle3Head
+from serving.models.eagle3 import Eagle3Head
 from serving.models.eagle3_checkpoint import CARD, load_eagle3
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
 from serving.models.source import resolve_model
 from tuning.selfgen import Dialogue, text_key
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, export, train
-from tuning.train_features import FeatureSet, read_features
+from tuning.train_features import FeatureFolder, FeatureSet
 from tuning.train_loop import Checkpoint
 from tuning.train_start import TargetHead, blank_head, check_target, start
 
@@ -76,9 +79,13 @@ def main(argv: list[str]) -> int:
     checkpoint = checkpoint_in(work, recipe, args.target, **{"from": model_digest(args.start) if args.start else ""})
     if args.threads:
         torch.set_num_threads(args.threads)
-    held_out, training = dialogues_of(args, work / "text")
-    checkpoint = checkpoint.of_text(text_key(training, resolve_model(args.target).key))
-    data = _features(args.target, training, work / "features")
+    check_held_out(args)
+    target_key = resolve_model(args.target).key
+    folder = FeatureFolder(work / "features", target_key)
+    texts = texts_of(args, work / "text", folder)
+    held_out, training = held_out_of(args, texts)
+    checkpoint = checkpoint.of_text(text_key(training, target_key))
+    data = _features(args.target, texts, folder).of(training)
     started = time.monotonic()
     network = load_network(args.target, torch.float32).cpu()
     head = blank_head(network, _vocabulary(args, training)) if earlier is None else earlier
@@ -124,18 +131,21 @@ def _vocabulary(args: argparse.Namespace, training: list[Dialogue]) -> Tensor:
     return draft_vocabulary(training, size=args.vocab_size, target_size=vocab_size_of(args.target))
 
 
-def _features(target: str, dialogues: list[Dialogue], folder: Path) -> FeatureSet:
-    """The target's features of all dialogues, kept in `folder`."""
-    text = read_config(target).get_text_config()
-    usual = Eagle3Config(text, 0, text.hidden_size).layers_of(text.num_hidden_layers)
-    longest = max(len(dialogue.ids) for dialogue in dialogues)
-    options = LoadOptions(
-        role="target", dtype="bfloat16", num_rows=1, max_length=longest, prefill_chunk=longest,
-        vocab_size=vocab_size_of(target), feature_layers=(*usual, text.num_hidden_layers),
-    )  # fmt: skip
-    model = load_packed_lm(target, options)
-    with progress_bar(len(dialogues), "features", "dialogue") as bar:
-        return read_features(model, dialogues, folder, target_key=resolve_model(target).key, on_dialogues=bar.update)
+def _features(target: str, texts: list[list[Dialogue]], folder: FeatureFolder) -> FeatureSet:
+    """The target's features of all texts; those that are not in `folder` are read."""
+    lacking = [text for text in texts if folder.lacks(text)]
+    if lacking:
+        longest = max(len(dialogue.ids) for text in lacking for dialogue in text)
+        options = LoadOptions(
+            role="target", dtype="bfloat16", num_rows=1, max_length=longest, prefill_chunk=longest,
+            vocab_size=vocab_size_of(target), feature_layers=trained_layers(target),
+        )  # fmt: skip
+        model = load_packed_lm(target, options)
+        with progress_bar(sum(map(len, lacking)), "features", "dialogue") as bar:
+            for text in lacking:
+                folder.read(model, text)
+                bar.update(len(text))
+    return folder.all(texts)
 
 
 def _start(head: Eagle3Head, target: TargetHead, data: FeatureSet, *, seed: int) -> None:

@@ -4,8 +4,9 @@ import argparse
 import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ from tqdm import tqdm
 
 from jobs.options import check_least
 from jobs.reports import check_folder
-from serving.build import build
+from serving.build import Watch, build
 from serving.compiling import cache_root
 from serving.config import Eagle3Drafter, EngineConfig, ModelConfig, ModelDrafter, Profile
 from serving.decode.offline import complete
 from serving.errors import ConfigError
+from serving.models.eagle3 import Eagle3Config
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import read_config
 from serving.models.source import resolve_model
@@ -30,7 +32,10 @@ from tuning.train_loop import Checkpoint
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from tuning.train_features import FeatureFolder
+
 _LONGEST = 1024
+_PART = 64  # dialogues of --data that are read, kept and resumed together
 _LEAST = {"tokens": 0, "limit": 1, "vocab_size": 1, "epochs": 1, "held_out": 0, "threads": 1, "seed": 0}
 
 
@@ -76,38 +81,47 @@ def checkpoint_in(work: Path, recipe: "DataclassInstance", target: str, **others
     return checkpoint
 
 
-def dialogues_of(args: argparse.Namespace, folder: Path) -> tuple[list[Dialogue], list[Dialogue]]:
+def held_out_of(args: argparse.Namespace, texts: Sequence[Sequence[Dialogue]]) -> tuple[list[Dialogue], list[Dialogue]]:
     """Held-out dialogues, and those to train on in an order drawn by --seed, of which none has a held-out prompt.
 
     Which are held out depends on the prompts alone: a head that is trained on from an earlier one, with more text or
     another seed, is not measured on what that has seen of the same text.
-    Raises ConfigError before a token is written where none may be left to train on, or where one of --data is too long.
     """
-    least = len(_added(args)) + _plan(args).least_dialogues
-    if least <= args.held_out:
-        raise ConfigError(
-            f"--held-out: {args.held_out} may leave nothing to train on: --tokens {args.tokens} and --data may be no "
-            f"more than {least} dialogues; keep back fewer, or ask for more tokens"
-        )
-    shuffled = dialogues_for(args, folder)
+    shuffled = in_order(args, texts)
     held_out = sorted(shuffled, key=_prompt_key)[: args.held_out]
     prompts = set(map(_prompt_key, held_out))
     return held_out, [dialogue for dialogue in shuffled if _prompt_key(dialogue) not in prompts][: args.limit]
+
+
+def in_order(args: argparse.Namespace, texts: Sequence[Sequence[Dialogue]]) -> list[Dialogue]:
+    """All dialogues of `texts`, in an order drawn by --seed."""
+    dialogues = list(chain.from_iterable(texts))
+    return [dialogues[i] for i in np.random.default_rng(args.seed).permutation(len(dialogues))]
 
 
 def _prompt_key(dialogue: Dialogue) -> bytes:
     return hashlib.sha256(dialogue.prompt_ids.tobytes()).digest()
 
 
-def dialogues_for(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
-    """What --tokens has the target write (kept in `folder`) and --data holds, in an order drawn by --seed.
+def check_held_out(args: argparse.Namespace) -> None:
+    """Raise ConfigError, before a token is written, where none may be left to train on."""
+    least = len(_added(args)) + _plan(args).least_dialogues
+    if least <= args.held_out:
+        raise ConfigError(
+            f"--held-out: {args.held_out} may leave nothing to train on: --tokens {args.tokens} and --data may be no "
+            f"more than {least} dialogues; keep back fewer, or ask for more tokens"
+        )
 
-    Raises ConfigError before a token is written where one of --data is too long for the target.
+
+def texts_of(args: argparse.Namespace, folder: Path, features: "FeatureFolder | None" = None) -> list[list[Dialogue]]:
+    """What --tokens has the target write (kept in `folder`) and --data holds, in parts of a few dialogues.
+
+    What is written leaves its features in `features`. Raises ConfigError before a token is written where one of --data
+    is too long for the target.
     """
     added = _added(args)
-    dialogues = [*_self_generated(args, folder), *added]
-    order = np.random.default_rng(args.seed).permutation(len(dialogues))
-    return [dialogues[i] for i in order]
+    written = _self_generated(args, folder, features) if args.tokens else []
+    return [*written, *(added[start : start + _PART] for start in range(0, len(added), _PART))]
 
 
 def _added(args: argparse.Namespace) -> list[Dialogue]:
@@ -150,17 +164,23 @@ def _plan(args: argparse.Namespace) -> SelfGeneration:
     return SelfGeneration(args.tokens, resolve_model(args.target).key, seed=args.seed)
 
 
-def _self_generated(args: argparse.Namespace, folder: Path) -> list[Dialogue]:
-    if not args.tokens:
-        return []
+def _self_generated(args: argparse.Namespace, folder: Path, features: "FeatureFolder | None") -> list[list[Dialogue]]:
     profile = Profile(
         name="selfgen",
         target=ModelConfig(model=args.target),
         engine=EngineConfig(max_sessions=32, max_length=max_length_of(args.target)),
     )
-    built = build(profile)
+    watch = None if features is None else Watch(trained_layers(args.target), features.take)
+    built = build(profile, watch=watch)
     with progress_bar(args.tokens, "self-generation", "tok") as bar:
-        return read_dialogues(list(generate(built, folder, _plan(args), on_tokens=bar.update)))
+        parts = list(generate(built, folder, _plan(args), on_tokens=bar.update, keeper=features))
+    return [read_dialogues([part]) for part in parts]
+
+
+def trained_layers(target: str) -> tuple[int, ...]:
+    """Layers of `target` that an EAGLE-3 head is trained on: those whose inputs it reads, and their number."""
+    text = read_config(target).get_text_config()
+    return (*Eagle3Config(text, 0, text.hidden_size).layers_of(text.num_hidden_layers), text.num_hidden_layers)
 
 
 def max_length_of(target: str) -> int:

@@ -5,6 +5,7 @@ Torch is imported only where a model is loaded: a process that keeps a suffix ca
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,10 +33,14 @@ from serving.protocols import (
     Verifier,
 )
 from serving.rules.book import RuleBook
+from serving.session import Session
 from serving.types import DraftLimits, as_ids
 from serving.verifiers.full import FullVerifier
+from serving.verifiers.watched import WatchedVerifier
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from serving.models.packed_lm import PackedLM
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
@@ -71,21 +76,42 @@ class RemoteRoles:
 LOCAL = RemoteRoles()
 
 
+@dataclass(frozen=True)
+class Watch:
+    """`take` gets the name of every session that ends, and what entered the target's `layers` (of which their number is
+    its output) at all of its tokens but the last, which no pass has read: [n - 1, F].
+    """
+
+    layers: tuple[int, ...]
+    take: "Callable[[str, Tensor], None]"
+
+    def verifier(self, inner: Verifier, target: "PackedLM") -> Verifier:
+        """`inner`, watched."""
+
+        def on_end(session: Session) -> None:  # a copy: the row is another's in a moment
+            self.take(session.request_id, target.features(session.request_id, session.tokens[:-1], 0).clone())
+
+        return WatchedVerifier(inner, on_end)
+
+
 def build(
     profile: Profile,
     *,
     remote: RemoteRoles = LOCAL,
     rules: RuleBook | None = None,
     chooser: Chooser | None = None,
+    watch: Watch | None = None,
 ) -> Built:
     """The target side of `profile`, warmed up.
 
     `rules` judge and `chooser` chooses, where the drafter is a hybrid made here, in place of the profile's own.
+    `watch` is for profiles whose drafter reads no features.
     """
     from serving.models.loading import LoadOptions, load_packed_lm
     from serving.models.shipped_features import feature_rows
 
-    tokenizer, layers = ChatTokenizer.load(profile.target.model), feature_layers(profile)
+    tokenizer = ChatTokenizer.load(profile.target.model)
+    layers = feature_layers(profile) if watch is None else watch.layers
     # First: its table may be missing, and models take long to load.
     rules = rules or build_rules(profile, tokenizer)
     target = load_packed_lm(
@@ -107,8 +133,9 @@ def build(
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
     drafter = remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target, chooser=chooser)
+    verifier = _verifier(profile, target, remote.slim)
     scheduler = Scheduler(
-        verifier=_verifier(profile, target, remote.slim),
+        verifier=verifier if watch is None else watch.verifier(verifier, target),
         drafter=drafter,
         decode=remembering(tokenizer.decode),
         limits=limits,
@@ -116,7 +143,7 @@ def build(
         policy=_policy(profile, target, drafter, is_local=remote.drafter is None),
         rules=rules,
     )
-    reads = partial(feature_rows, target) if layers else None
+    reads = partial(feature_rows, target) if layers and watch is None else None
     return Built(profile, scheduler, limits, tokenizer, reads, rules)
 
 

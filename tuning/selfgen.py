@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -76,13 +77,27 @@ class SelfGeneration:
         return hashlib.sha256(repr((replace(self, num_tokens=0), self.part_size)).encode()).hexdigest()[:16]
 
 
-def generate(built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None]) -> Iterator[Path]:
+class Keeper(Protocol):
+    """Keeps something of its own of every answer, under the answer's request until its part is whole."""
+
+    def forget(self, request_id: str) -> None:
+        """That was a question, or nothing that is kept."""
+        ...
+
+    def keep(self, request_ids: Sequence[str], dialogues: Sequence[Dialogue]) -> None:
+        """A part is whole, and is about to be written."""
+        ...
+
+
+def generate(
+    built: Built, folder: Path, plan: SelfGeneration, *, on_tokens: Callable[[int], None], keeper: Keeper | None = None
+) -> Iterator[Path]:
     """Write parts into `folder` until `plan.num_tokens` are there.
 
     `on_tokens` hears of every part that is there, and of every answer as it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    production = _Production(built, plan, on_tokens)
+    production = _Production(built, plan, on_tokens, keeper)
     total = 0
     for number in count():
         if total >= plan.num_tokens:
@@ -144,6 +159,10 @@ def _num_tokens(dialogues: Sequence[Dialogue]) -> int:
     return sum(len(dialogue.output_ids) for dialogue in dialogues)
 
 
+def _answer_id(number: int, index: int) -> str:
+    return f"{number}/{index}/"
+
+
 def opening(built: Built, stem: str) -> Ids:
     """The template up to the user's words, then `stem`: what the model continues as the user."""
     tokenizer = built.tokenizer
@@ -166,10 +185,13 @@ class _Part:
 class _Production:
     """Writes part after part. Answers of one part share the batch with the next ones, so it never runs dry."""
 
-    def __init__(self, built: Built, plan: SelfGeneration, on_tokens: Callable[[int], None]) -> None:
+    def __init__(
+        self, built: Built, plan: SelfGeneration, on_tokens: Callable[[int], None], keeper: Keeper | None
+    ) -> None:
         self._built = built
         self._plan = plan
         self._on_tokens = on_tokens
+        self._keeper = keeper
         self._parts: dict[int, _Part] = {}
         self._answers: deque[GenerationRequest] = deque()
         self._open: dict[str, Completion] = {}
@@ -183,7 +205,11 @@ class _Production:
             self._fill(number, wanted)
             self._built.scheduler.step()
         part = self._parts.pop(number)
-        return [part.dialogues[index] for index in sorted(part.dialogues)]
+        indices = sorted(part.dialogues)
+        dialogues = [part.dialogues[index] for index in indices]
+        if self._keeper is not None:
+            self._keeper.keep([_answer_id(number, index) for index in indices], dialogues)
+        return dialogues
 
     def _begin(self, number: int) -> None:
         plan, stops = self._plan, self._built.tokenizer.stop_ids
@@ -233,8 +259,10 @@ class _Production:
             prompt = self._prompts.pop(chunk.request_id)
             part.dialogues[int(index)] = Dialogue(prompt, as_ids(completion.output_ids))
             self._on_tokens(len(completion.output_ids))
-        elif completion.finish_reason == "stop":  # a turn that did not end in time is dropped
-            self._ask(f"{number}/{index}/", stem + completion.text)
+        elif self._keeper is not None:
+            self._keeper.forget(chunk.request_id)
+        if not is_answer and completion.finish_reason == "stop":  # a turn that did not end in time is dropped
+            self._ask(_answer_id(int(number), int(index)), stem + completion.text)
             return
         part.num_open -= 1
 

@@ -1,8 +1,10 @@
 """Train an EAGLE-3 head by training-time test (Li et al., arXiv 2503.01840, section 3) on the target's own text.
 
 The head is unrolled: in the first step it reads the target's features, in each later one its own output of the step
-before, one position earlier, so that it learns to go on from its own guesses as it must when it drafts. Embedding and
-head rows are the target's and stay frozen. B dialogues of N positions, H hidden size, Vd draft vocabulary.
+before, one position earlier, so that it learns to go on from its own guesses as it must when it drafts. Where a guess
+is wrong the paper goes on all the same; here a chain ends there, as a draft does: a step costs and weighs as often as
+drafting gets to it. Embedding and head rows are the target's and stay frozen. B dialogues of N positions, M of them
+reached by a step, H hidden size, Vd draft vocabulary.
 """
 
 import json
@@ -23,12 +25,12 @@ from serving.models.eagle3_checkpoint import CARD
 from tuning.train_features import Example, FeatureSet
 from tuning.train_loop import Checkpoint, learning_rate_share, length_batches
 from tuning.train_start import TargetHead, feature_scale
-from tuning.train_unroll import Unroll
+from tuning.train_unroll import Reached, Unroll
 
 
 @dataclass(frozen=True)
 class Eagle3Recipe:
-    """Training of one head. `steps_ahead` is how far it is unrolled, each step weighing `step_decay` of the last.
+    """Training of one head. `steps_ahead` is how far it is unrolled.
 
     `shards` threads share a batch: on a CPU others use too, a late thread then delays a batch once, not every product.
     `dtype` is that of products; weights, loss and the target's distribution are float32 in any case.
@@ -38,8 +40,7 @@ class Eagle3Recipe:
     epochs: int = 3
     learning_rate: float = 2.5e-4
     warm_up: float = 0.03
-    steps_ahead: int = 3
-    step_decay: float = 0.8
+    steps_ahead: int = 4
     tokens_per_batch: int = 512
     max_length: int = 512
     prompt_weight: float = 0.1
@@ -51,7 +52,7 @@ class Eagle3Recipe:
 
 @dataclass(frozen=True)
 class Eagle3Progress:
-    """One optimiser step: loss in nats a position over all steps; agreement with the target on answers, by step."""
+    """One optimiser step: loss in nats an entry that a step reached; agreement with the target on answers, by step."""
 
     step: int
     num_steps: int
@@ -106,7 +107,7 @@ def train(
             if (step + 1) % recipe.steps_per_checkpoint == 0 or step == len(batches) - 1:
                 checkpoint.save(head, optimiser, step + 1)
             agreed, said = np.sum([result.agreed for result in results], axis=0).T
-            loss = sum(result.loss for result in results) / num_entries
+            loss = sum(result.loss for result in results) / max(1, sum(result.num_reached for result in results))
             on_step(Eagle3Progress(step + 1, len(batches), loss, tuple((agreed / np.maximum(said, 1)).tolist())))
     with torch.no_grad():
         head.fc.weight.div_(scale)
@@ -131,19 +132,24 @@ def export(head: Eagle3Head, folder: Path, *, base: str, recipe: Eagle3Recipe, c
 
 @dataclass(frozen=True)
 class _Shard:
-    """Sums over a shard's entries; `agreed` has a pair a step: answers' tokens agreed on, and how many there were."""
+    """Sums over a shard's entries; `agreed` has a pair a step: answers' tokens agreed on, and how many there were.
+
+    Its drafts start at `num_entries`, and their tokens are `num_reached` in all.
+    """
 
     gradients: tuple[Tensor, ...]
     loss: float
     num_entries: int
+    num_reached: int
     agreed: list[tuple[int, int]]
 
 
 class Objective:
     """The loss of a batch over `steps_ahead` steps, and its gradients. The head's `fc` is for features over `scale`.
 
-    Both are sums over entries, to be divided by the whole batch's number of them: so a prompt's entries count for as
-    little in a batch without answers.
+    A step reaches the entries behind those whose draft the text goes on with: the rest of a draft that has gone wrong
+    is never looked at. Loss and gradients are sums over entries, to be divided by the number of those that the whole
+    batch starts at: so a prompt's entries count for as little in a batch without answers.
     """
 
     def __init__(self, head: Eagle3Head, target: TargetHead, recipe: Eagle3Recipe, scale: Tensor) -> None:
@@ -151,7 +157,7 @@ class Objective:
         self._scale = scale
         self._recipe = recipe
         self._parameters = list(head.parameters())
-        self._unroll = Unroll(head, steps=recipe.steps_ahead, max_length=recipe.max_length)
+        self._unroll = Unroll(head, max_length=recipe.max_length)
         self._target = target
         self._is_known = torch.zeros(head.embedding.shape[0], dtype=torch.bool)
         self._is_known[head.target_ids] = True
@@ -159,32 +165,44 @@ class Objective:
     def gradients(self, examples: Sequence[Example]) -> _Shard:
         batch = self._pad(examples)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.dtype == "bfloat16"):
-            loss, agreed = self.loss(batch)
+            loss, num_reached, agreed = self.loss(batch)
         gradients = torch.autograd.grad(loss, self._parameters)
-        return _Shard(gradients, float(loss.detach()), int((batch.weights > 0).sum()), agreed)
+        return _Shard(gradients, float(loss.detach()), int((batch.weights > 0).sum()), num_reached, agreed)
 
-    def loss(self, batch: _Batch) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Weighted cross-entropy to the target's distribution, summed over entries and steps; and `_Shard.agreed`."""
-        total = torch.zeros(())
-        agreed = []
-        for step, out in enumerate(self._unroll.outputs(batch.features, batch.next_ids)):
-            used = batch.weights > 0
-            used[:, :step] = False  # nothing was drafted before them
-            loss, found = self._step_loss(out[used], batch, used)
-            total = total + self._recipe.step_decay**step * loss
-            agreed.append(found)
-        return total, agreed
+    def loss(self, batch: _Batch) -> tuple[Tensor, int, list[tuple[int, int]]]:
+        """Weighted cross-entropy to the target's distribution, summed over entries and steps; `_Shard.num_reached` and
+        `_Shard.agreed`.
+        """
+        total, agreed = torch.zeros(()), [(0, 0)] * self._recipe.steps_ahead
+        num_reached = 0
+        reached: Reached | None = self._unroll.first(batch.features, batch.next_ids)
+        for step in range(self._recipe.steps_ahead):
+            if reached is None:
+                break
+            nats, agreed[step], is_right = self._step_loss(batch, reached)
+            total, num_reached = total + nats.sum(), num_reached + len(nats)
+            if step + 1 < self._recipe.steps_ahead:
+                reached = self._unroll.next(reached, is_right)
+        return total, num_reached, agreed
 
-    def _step_loss(self, out: Tensor, batch: _Batch, used: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        probs, weights = batch.probs[used], batch.weights[used]
-        logits = self._head.logits(out).float()
+    def _step_loss(self, batch: _Batch, reached: Reached) -> tuple[Tensor, tuple[int, int], Tensor]:
+        """Each entry's loss in a step, `_Shard.agreed`, and where the text goes on with the draft, bool[B, M]."""
+        weights = reached.pick(batch.weights) * reached.is_real
+        used = weights > 0
+        rows, columns = used.nonzero(as_tuple=True)
+        places = reached.places[rows, columns]
+        probs, weights = batch.probs[rows, places], weights[rows, columns]
+        logits = self._head.logits(reached.out[rows, columns]).float()
         loss = -(probs * F.log_softmax(logits, dim=-1)).sum(dim=-1) * weights
-        answers = weights == 1.0
-        agreed = logits.detach()[answers].argmax(dim=-1) == probs[answers].argmax(dim=-1)
-        return loss.sum(), (int(agreed.sum()), len(agreed))
+        drafts = logits.detach().argmax(dim=-1)
+        agrees, answers = drafts == probs.argmax(dim=-1), weights == 1.0
+        is_right = torch.zeros_like(used)
+        following = batch.next_ids[rows, (places + 1).clamp_max(batch.next_ids.shape[1] - 1)]
+        is_right[rows, columns] = self._head.target_ids[drafts] == following
+        return loss, (int(agrees[answers].sum()), int(answers.sum())), is_right
 
     def _pad(self, examples: Sequence[Example]) -> _Batch:
-        lengths = [max(0, min(len(example.ids), self._recipe.max_length) - 1) for example in examples]
+        lengths = [max(0, min(len(example.ids), self._recipe.max_length) - 2) for example in examples]
         size = (len(examples), max(1, *lengths))
         batch = _Batch(
             features=torch.zeros(*size, examples[0].features.shape[1]),
@@ -200,7 +218,7 @@ class Objective:
             first = min(max(0, example.num_prompt - 2), n)
             batch.weights[row, :first] = self._recipe.prompt_weight
             # What the target says is a label; a token outside the draft vocabulary cannot be drafted anyway.
-            batch.weights[row, first : max(first, n - 1)] = self._is_known[example.ids[first + 2 : n + 1]].float()
+            batch.weights[row, first:n] = self._is_known[example.ids[first + 2 : n + 2]].float()
         return batch
 
 

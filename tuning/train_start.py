@@ -176,7 +176,7 @@ def _pairs(head: Eagle3Head, data: FeatureSet, index: int) -> tuple[Tensor, Tens
     """What the head reads at each position of a text, [n, F + H], and the target's last output one position on."""
     example = data[index]
     with torch.no_grad():
-        token = head.midlayer.input_layernorm(F.embedding(example.ids[1:], head.embedding))
+        token = head.midlayer.input_layernorm(F.embedding(example.ids[1:-1], head.embedding))
     return torch.cat([example.features[:-1], token], dim=-1)[_FIRST:], example.hidden[1:][_FIRST:]
 
 

@@ -1,10 +1,10 @@
-"""An EAGLE-3 head unrolled over a whole text: what it would say at every position after drafting s tokens itself.
+"""An EAGLE-3 head unrolled over whole texts: what it says at a position after drafting the last s tokens itself.
 
-B texts of N positions, H hidden size, Q query heads of D. Equal, position by position, to what the head does when it
-drafts.
+B texts of N positions, M of them reached by a step, H hidden size, Q query heads of D. Equal, position by position, to
+what the head does when it drafts.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -14,62 +14,105 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from serving.models.eagle3 import Eagle3Head
 
 
-class Unroll:
-    """Runs `head` `steps` times; each later step reads the outputs of the one before, one position on."""
+@dataclass(frozen=True)
+class Reached:
+    """Where one step has got to, text by text: outputs [B, M, H] at the positions `places` i64[B, M].
 
-    def __init__(self, head: Eagle3Head, *, steps: int, max_length: int) -> None:
+    Texts may be reached at different numbers of positions: what is not in `is_real` [B, M] is padding.
+    """
+
+    out: Tensor
+    places: Tensor
+    is_real: Tensor
+    embedded: Tensor
+    # Of the first step at all positions; of later ones along the way to each place: [B, Q, N or M, D].
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def pick(self, of_positions: Tensor) -> Tensor:
+        """[B, M, ...] at the places, of [B, N, ...]."""
+        index = self.places.reshape(*self.places.shape, *[1] * (of_positions.dim() - 2))
+        return of_positions.gather(1, index.expand(-1, -1, *of_positions.shape[2:]))
+
+
+class Unroll:
+    """Runs `head` from the target's features, then from its own outputs, each one position on."""
+
+    def __init__(self, head: Eagle3Head, *, max_length: int) -> None:
         self._head = head
-        self._steps = steps
         self._rotary = head.rotary(max_length)
 
-    def outputs(self, features: Tensor, next_ids: Tensor) -> Iterator[Tensor]:
-        """Outputs [B, N, H], step by step, of features [B, N, F] and the tokens i64[B, N] behind each position.
+    def first(self, features: Tensor, next_ids: Tensor) -> Reached:
+        """At every position, of features [B, N, F] and the tokens i64[B, N] behind each position."""
+        places = torch.arange(next_ids.shape[1]).expand(next_ids.shape)
+        embedded = F.embedding(next_ids, self._head.embedding)
+        joined, residual = self._head.layer_input(embedded, self._head.fc(features))
+        query, key, value = self._projected(joined, places)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out = self._head.layer_output(residual, _flat(mixed))
+        return Reached(out, places, torch.ones_like(places, dtype=torch.bool), embedded, [key], [value])
 
-        Step s says nothing about the first s positions.
-        """
-        head = self._head
-        embedded = F.embedding(next_ids, head.embedding)
-        g = head.fc(features)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        for _ in range(self._steps):
-            joined, residual = head.layer_input(embedded, g)
-            out = head.layer_output(residual, self._mixed(joined, keys, values))
-            yield out
-            g = F.pad(out[:, :-1], (0, 0, 1, 0))
+    def next(self, before: Reached, goes_on: Tensor) -> Reached | None:
+        """One position behind each place where `goes_on` bool[B, M], read on the output there; None behind none."""
+        goes_on = goes_on & before.is_real & (before.places < before.embedded.shape[1] - 1)
+        most = int(goes_on.sum(dim=1).max())
+        if not most:
+            return None
+        origin = torch.argsort(~goes_on, dim=1, stable=True)[:, :most]
+        is_real = goes_on.gather(1, origin)
+        places = before.places.gather(1, origin) + is_real.long()
+        reached = Reached(
+            _along(before.out, origin, 1), places, is_real, before.embedded,
+            [before.keys[0], *(_along(key, origin, 2) for key in before.keys[1:])],
+            [before.values[0], *(_along(value, origin, 2) for value in before.values[1:])],
+        )  # fmt: skip
+        joined, residual = self._head.layer_input(reached.pick(before.embedded), reached.out)
+        query, key, value = self._projected(joined, places)
+        reached.keys.append(key)
+        reached.values.append(value)
+        return Reached(
+            self._head.layer_output(residual, _flat(self._mixed(query, reached))), places, is_real, before.embedded,
+            reached.keys, reached.values,
+        )  # fmt: skip
 
-    def _mixed(self, joined: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        """Attention [B, N, Q * D] of step s = len(keys), whose keys and values are added to the lists.
-
-        Query p sees the first step's keys up to p - s, then one key of each later step: what it would find in its
-        cache, having drafted the last s tokens itself.
-        """
-        attention, (batch, n, _) = self._head.midlayer.self_attn, joined.shape
-        dim = self._head.config.head_dim
+    def _projected(self, joined: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, Q, M, D] of joined [B, M, 2 H]."""
+        attention, dim = self._head.midlayer.self_attn, self._head.config.head_dim
         query, key, value = (
-            project(joined).view(batch, n, -1, dim).transpose(1, 2)
+            project(joined).view(*joined.shape[:2], -1, dim).transpose(1, 2)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        cos, sin = (table[None, :n] for table in self._rotary)
+        cos, sin = (table[places] for table in self._rotary)
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
         group = query.shape[1] // key.shape[1]
-        keys.append(key.repeat_interleave(group, 1))
-        values.append(value.repeat_interleave(group, 1))
-        step = len(keys) - 1
-        if step == 0:
-            mixed = F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
-            return mixed.transpose(1, 2).reshape(batch, n, -1)
-        places = torch.arange(n)
-        hidden = places[None] > places[:, None] - step
-        scores = (query @ keys[0].transpose(2, 3)).masked_fill(hidden, float("-inf"))
-        own = [(query * _later(keys[i], step - i)).sum(dim=-1, keepdim=True) for i in range(1, step + 1)]
-        weights = torch.softmax(torch.cat([scores, *own], dim=-1) * dim**-0.5, dim=-1)
-        mixed = weights[..., :n] @ values[0]
-        for i in range(1, step + 1):
-            mixed = mixed + weights[..., n + i - 1 : n + i] * _later(values[i], step - i)
-        return mixed.transpose(1, 2).reshape(batch, n, -1)
+        return query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+
+    def _mixed(self, query: Tensor, reached: Reached) -> Tensor:
+        """Attention [B, Q, M, D] of a later step s: over the first step's keys up to place - s, then one of each step,
+        which is what the head finds in its cache when it has drafted the last s tokens.
+        """
+        own = len(reached.keys) - 1
+        (key, *keys), (value, *values) = reached.keys, reached.values
+        n = key.shape[2]
+        is_hidden = torch.arange(n) > reached.places[:, None, :, None] - own
+        scores = (query @ key.transpose(2, 3)).masked_fill(is_hidden, float("-inf"))
+        scores = torch.cat([scores, *((query * k).sum(dim=-1, keepdim=True) for k in keys)], dim=-1)
+        weights = torch.softmax(scores * self._head.config.head_dim**-0.5, dim=-1)
+        mixed = weights[..., :n] @ value
+        for i, v in enumerate(values):
+            mixed = mixed + weights[..., n + i : n + i + 1] * v
+        return mixed
 
 
-def _later(x: Tensor, count: int) -> Tensor:
-    """x[B, heads, N, D] moved `count` positions on: entry p is what stood at p - count."""
-    return F.pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x
+def _along(x: Tensor, origin: Tensor, dim: int) -> Tensor:
+    """x[B, ..., M, ...] at `origin` i64[B, M'] of its dimension `dim`."""
+    shape = [1] * x.dim()
+    shape[0], shape[dim] = origin.shape
+    sizes = list(x.shape)
+    sizes[dim] = origin.shape[1]
+    return x.gather(dim, origin.reshape(shape).expand(sizes))
+
+
+def _flat(mixed: Tensor) -> Tensor:
+    """[B, M, Q * D] of [B, Q, M, D]."""
+    return mixed.transpose(1, 2).flatten(2)

@@ -10,11 +10,13 @@ import pytest
 from serving.build import Built
 from serving.config import Profile
 from serving.decode.limits import SchedulerLimits
+from serving.decode.scheduler import Sink
 from serving.drafters.ready import PlainDrafter
 from serving.models.tokenizer import ChatTokenizer
+from serving.requests import GenerationRequest
 from serving.types import Ids, as_ids
 from tests.decode.scripted import ScriptedModel, make_scheduler, spell
-from tuning.selfgen import SelfGeneration, generate, read_dialogues
+from tuning.selfgen import Dialogue, SelfGeneration, generate, read_dialogues
 
 STOP, ANSWER = 9, 20
 PLAN = SelfGeneration(num_tokens=400, writer_key="scripted", most_in_part=4, max_question=12, max_answer=40)
@@ -92,3 +94,33 @@ def test_little_text_is_little_work(tmp_path: Path, num_tokens: int) -> None:
     texts, heard, _ = written(tmp_path, plan)
     assert plan.least_dialogues <= len(texts) < plan.most_in_part
     assert sum(heard) >= num_tokens
+
+
+class Notes:
+    """A keeper that is handed the name of every request as it ends."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.kept: list[list[list[int]]] = []
+
+    def forget(self, request_id: str) -> None:
+        self.open.remove(request_id)
+
+    def keep(self, request_ids: Sequence[str], dialogues: Sequence[Dialogue]) -> None:
+        for request_id in request_ids:
+            self.open.remove(request_id)
+        self.kept.append([dialogue.ids.tolist() for dialogue in dialogues])
+
+
+def test_a_keeper_keeps_every_answer_with_its_part_and_no_question(tmp_path: Path) -> None:
+    built, _ = scripted()
+    notes = Notes()
+    submit = built.scheduler.submit
+
+    def noted(request: GenerationRequest, sink: Sink) -> None:
+        notes.open.add(request.request_id)
+        submit(request, sink)
+
+    built.scheduler.submit = noted  # type: ignore[method-assign]
+    paths = list(generate(built, tmp_path, PLAN, on_tokens=lambda _: None, keeper=notes))
+    assert notes.kept == [[dialogue.ids.tolist() for dialogue in read_dialogues([path])] for path in paths]

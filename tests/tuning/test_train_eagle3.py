@@ -25,7 +25,7 @@ from tests.models.tiny import FAMILIES, VOCAB, tiny_model
 from tuning.selfgen import Dialogue
 from tuning.train_drafter import draft_vocabulary
 from tuning.train_eagle3 import Eagle3Progress, Eagle3Recipe, Objective, export, train
-from tuning.train_features import Example, FeatureSet, read_features
+from tuning.train_features import Example, FeatureFolder, FeatureSet
 from tuning.train_loop import Checkpoint
 from tuning.train_start import TargetHead, blank_head, feature_scale, start
 
@@ -71,10 +71,9 @@ def dialogues() -> list[Dialogue]:
 def run(
     dialogues: list[Dialogue], work: Path, *, stop_at: int | None = None, recipe: Eagle3Recipe = RECIPE
 ) -> tuple[Eagle3Head, list[Eagle3Progress]]:
-    data = read_features(
-        target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues, work / "features", target_key="tiny",
-        on_dialogues=lambda _: None,
-    )  # fmt: skip
+    folder = FeatureFolder(work / "features", "tiny")
+    folder.read(target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues)
+    data = folder.all([dialogues])
     target_ids = draft_vocabulary(dialogues, size=recipe.vocab_size, target_size=VOCAB)
     torch.manual_seed(0)
     head, target_head, seen = blank_head(network(), target_ids), TargetHead(network(), target_ids), []
@@ -103,7 +102,7 @@ def test_the_head_drafts_what_the_target_goes_on_to_say(dialogues: list[Dialogue
     assert min(seen[-1].agreement) > 0.9
     export(head, tmp_path / "out", base=str(tmp_path / "base"), recipe=RECIPE, card={"note": "toy"})
     assert is_eagle3(str(tmp_path / "out"))
-    assert json.loads((tmp_path / "out" / "eagle3.json").read_text())["recipe"]["steps_ahead"] == 3
+    assert json.loads((tmp_path / "out" / "eagle3.json").read_text())["recipe"]["steps_ahead"] == 4
     model = target(feature_layers=LAYERS)
     options = LoadOptions(
         role="head", dtype="float32", num_rows=2, max_length=CAPACITY, prefill_chunk=64, vocab_size=VOCAB
@@ -144,7 +143,7 @@ class Texts(FeatureSet):
             plain = torch.randn(40, num_features, generator=noise)
             token = torch.nn.functional.rms_norm(embedding[ids], embedding.shape[1:])
             hidden_at = torch.cat([plain, token.roll(-1, 0)], dim=-1) @ mix
-            self.examples.append(Example(ids, 6, plain * sizes, hidden_at.roll(1, 0)))
+            self.examples.append(Example(ids, 6, (plain * sizes)[:-1], hidden_at.roll(1, 0)[:-1]))
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -163,7 +162,7 @@ def test_a_head_of_any_family_starts_where_a_linear_map_says_what_the_target_wil
         head.fc.weight.mul_(scale := feature_scale(texts))
     objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=1), scale)
     batch = objective._pad([texts[i] for i in range(190, 200)])
-    loss, ((agreed, said),) = objective.loss(batch)
+    loss, _, ((agreed, said),) = objective.loss(batch)
     assert agreed > 0.3 * said  # by chance 1 / 199
     assert loss < math.log(VOCAB) * batch.weights.sum()  # what a head that knows nothing would have
 
@@ -191,33 +190,45 @@ def started(made: torch.nn.Module, texts: FeatureSet, ids: torch.Tensor) -> tupl
     return head, target_head
 
 
-@pytest.mark.parametrize(("num_prompt", "first"), [(1, 0), (2, 0), (6, 4), (16, 14), (17, 15), (40, 15)])
+@pytest.mark.parametrize(("num_prompt", "first"), [(1, 0), (2, 0), (6, 4), (15, 13), (16, 14), (40, 14)])
 def test_prompts_of_any_length_weigh_their_own_entries_and_no_padding(num_prompt: int, first: int) -> None:
-    """Sixteen tokens are learnt from: fifteen entries, the last without the token it predicts."""
+    """Sixteen tokens are learnt from: fourteen entries, the last of which predicts the last token."""
     made = network()
     head = blank_head(made, torch.arange(VOCAB))
     objective = Objective(head, TargetHead(made, head.target_ids), Eagle3Recipe(max_length=16), torch.ones(3 * 64))
     batch = objective._pad([example(40, num_prompt), example(40, 6), example(9, min(num_prompt, 8))])
-    expected = [0.1] * first + [1.0] * (14 - first) + [0.0] * (first < 15)
-    assert batch.weights[0].tolist() == pytest.approx(expected)
-    assert batch.weights[2, 8:].tolist() == [0.0] * 7
+    assert batch.weights[0].tolist() == pytest.approx([0.1] * first + [1.0] * (14 - first))
+    assert batch.weights[2, 7:].tolist() == [0.0] * 7
 
 
-def test_the_loss_of_each_step_is_that_of_the_entries_it_has_drafted_up_to() -> None:
+def test_the_loss_of_each_step_is_that_of_the_entries_that_drafting_gets_to() -> None:
+    """The second step is behind entries whose draft is the text's next token, and no others."""
     made = tiny_model("llama")
     head, target_head = blank_head(made, torch.arange(VOCAB)), TargetHead(made, torch.arange(VOCAB))
-    objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=2, step_decay=0.5), torch.ones(3 * 64))
-    batch = objective._pad([example(12, 5), example(7, 3)])
-    outs = list(objective._unroll.outputs(batch.features, batch.next_ids))
-    expected = 0.0
-    for step, out in enumerate(outs):
-        for row, p in product(range(2), range(step, batch.weights.shape[1])):
-            nats = -(batch.probs[row, p] * head.logits(out[row, p]).log_softmax(-1)).sum()
-            expected += 0.5**step * float(batch.weights[row, p] * nats.detach())
-    loss, agreed = objective.loss(batch)
+    objective = Objective(head, target_head, Eagle3Recipe(steps_ahead=2), torch.ones(3 * 64))
+    batch = objective._pad([example(40, 5), example(27, 3)])
+    first = objective._unroll.first(batch.features, batch.next_ids)
+    said = head.target_ids[head.logits(first.out).argmax(-1)]
+    batch.next_ids[0, 8], batch.next_ids[1, 5] = said[0, 7], said[1, 4]  # the first step reads no token behind its own
+    first = objective._unroll.first(batch.features, batch.next_ids)
+    second = objective._unroll.next(first, torch.ones_like(first.is_real))
+    assert second is not None
+    said = head.target_ids[head.logits(first.out).argmax(-1)]
+    expected, entries, reached = 0.0, [0, 0], [0, 0]
+    for row, p in product(range(2), range(batch.weights.shape[1])):
+        weight = float(batch.weights[row, p])
+        outs = [first.out[row, p]]
+        if p > 0 and batch.weights[row, p - 1] > 0 and said[row, p - 1] == batch.next_ids[row, p]:
+            outs.append(second.out[row, p - 1])
+        for step, out in enumerate(outs):
+            expected -= weight * float((batch.probs[row, p] * head.logits(out).log_softmax(-1)).sum().detach())
+            entries[step] += weight == 1.0
+            reached[step] += weight > 0
+    loss, num_reached, agreed = objective.loss(batch)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
-    answers = [int((batch.weights[:, step:] == 1.0).sum()) for step in range(2)]
-    assert [said for _, said in agreed] == answers
+    assert num_reached == sum(reached)
+    assert [said for _, said in agreed] == entries
+    assert entries[1] >= 2
 
 
 def test_shards_and_batches_without_answers_weigh_by_their_entries() -> None:
@@ -248,7 +259,8 @@ def test_texts_too_short_for_any_step_change_nothing() -> None:
 
 def example(length: int, num_prompt: int) -> Example:
     ids = torch.from_numpy(random_ids(length, length)).long()
-    return Example(ids, num_prompt, torch.randn(length, 3 * 64), torch.randn(length, 64))
+    rows = max(0, length - 1)
+    return Example(ids, num_prompt, torch.randn(rows, 3 * 64), torch.randn(rows, 64))
 
 
 def test_a_killed_training_resumes_to_the_same_end(dialogues: list[Dialogue], tmp_path: Path) -> None:
