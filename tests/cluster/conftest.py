@@ -1,8 +1,10 @@
-"""One Ray, one application a module: a tiny random Llama that drafts for itself, with a real tokenizer."""
+"""One Ray; applications that end with their module: a tiny random Llama that drafts for itself, a real tokenizer."""
 
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+ROOT = Path(__file__).parents[2]
 PROFILE = {
     "rule": {"kind": "strict"},
     # Every round is a chunk: what tests do at the tenth falls early in a stream.
@@ -91,9 +94,13 @@ def run_id() -> str:
     return uuid.uuid4().hex
 
 
-@pytest.fixture(scope="module")
-def local_ray(run_id) -> Iterator[int]:
-    """A Ray with two CPUs and Serve's HTTP proxy on the port that is returned."""
+@pytest.fixture(scope="session")
+def ray_port(run_id) -> Iterator[int]:
+    """A Ray with two CPUs and Serve's HTTP proxy on the port that is returned: one for the whole run.
+
+    In a process that starts Ray anew, Ray 2.60 leaves the metric reader of the one before running, and such a reader
+    may call what is gone while Python exits: a crash after the last test.
+    """
     from ray import serve
 
     from cluster.connect import connected, start_serve
@@ -107,6 +114,26 @@ def local_ray(run_id) -> Iterator[int]:
             start_serve("127.0.0.1", port)
             yield port
             serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def local_ray(ray_port, processes) -> Iterator[int]:
+    """The port of Serve; what a module deploys ends with it."""
+    from ray import serve
+
+    yield ray_port
+    for name in serve.status().applications:
+        serve.delete(name)
+    roles = ("ray::ServeReplica", "ray::DrafterWorker", "ray::SlimWorker")
+    wait_for(lambda: not any(map(processes.pids, roles)), what="the end of all roles")
+
+
+@pytest.fixture
+def ray_address(ray_port) -> str:
+    """Where another process joins the Ray of this run."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def free_port() -> int:
@@ -157,3 +184,10 @@ def wait_for(condition, *, timeout_s: float = 60.0, what: str = "condition"):
             return value
         time.sleep(0.1)
     raise AssertionError(f"{what} not within {timeout_s} s")
+
+
+def jobs(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m jobs` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "jobs", *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )

@@ -9,6 +9,7 @@ import pytest
 from jobs.__main__ import main
 from serving.config_mask import read_mask
 from serving.types import as_ids
+from tests.cluster.conftest import jobs
 from tuning.selfgen import Dialogue, write_dialogues
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
@@ -46,11 +47,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Path) -> None:
+def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Path, ray_address: str) -> None:
     out = tmp_path / "out"
     flags = ["search", "via", "--target", deep_model, "--dtype", "float32", "--data", str(data), "--out", str(out)]
     flags += ["--sizes", "2", "--rows", "32", "--held-out-rows", "40", "--final-rows", "40", "--budget", "8"]
-    assert main(flags) == 0
+    done = jobs(*flags, "--address", ray_address)
+    assert done.returncode == 0, done.stderr
     log = (out / "evaluations.jsonl").read_text()
     report = json.loads((out / "report.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["even", "one at a time", "guided", "random", "alternating"]
@@ -70,7 +72,7 @@ def test_case_38_search_resume_and_use(deep_model: str, data: Path, tmp_path: Pa
     assert 1 < len(finals.splitlines()) - 1 <= (24 + 6) * len(report["arms"])
     others = [row["less"] for row in report["guided less others, held out"]]
     assert others == ["even", "one at a time", "random", "alternating"]
-    assert main(flags) == 0  # everything is in the log: nothing is asked, no Ray is started
+    assert main([*flags, "--address", "127.0.0.1:9"]) == 0  # everything is in the log: nothing is asked, not even Ray
     assert (out / "evaluations.jsonl").read_text() == log
     assert (out / "finals.jsonl").read_text() == finals
     again = json.loads((out / "report.json").read_text())
