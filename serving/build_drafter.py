@@ -122,7 +122,7 @@ def _chooser(config: HybridDrafter, tokenizer: ChatTokenizer) -> Chooser:
         case RuleChooser(least_score=least_score):
             return RuleChooserRole(config.model.max_draft if least_score is None else least_score)
         case chosen:
-            return YieldChooser(best_yields(YieldPredictor.load(chosen.predictor)), kinds_of(tokenizer), chosen.tau)
+            return YieldChooser(best_yields(YieldPredictor.load(chosen.predictor), kinds_of(tokenizer)), chosen.tau)
 
 
 def kinds_of(tokenizer: ChatTokenizer) -> TokenKinds:

@@ -35,11 +35,11 @@ def length_batches(lengths: Sequence[int], *, tokens_per_batch: int, epochs: int
 
 
 def learning_rate_share(step: int, num_steps: int, warm_up: float) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
+    """Linear warm-up, then a cosine down to nothing."""
     start = max(1, int(warm_up * num_steps))
     if step < start:
         return (step + 1) / start
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - start) / max(1, num_steps - start)))
+    return 0.5 * (1 + math.cos(math.pi * (step - start) / max(1, num_steps - start)))
 
 
 @dataclass(frozen=True)

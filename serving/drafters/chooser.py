@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Literal, Protocol
 
-from serving.drafters.token_kinds import TokenKinds
-from serving.drafters.yield_features import History, Position, features
+from serving.drafters.yield_features import History, Position
 from serving.memory.suffix import SuffixMatch
 
 
@@ -40,9 +39,9 @@ class Chooser(Protocol):
 
 
 class Predictor(Protocol):
-    """Expected accepted tokens of B rows of features, one number a row; may be wrong in any way."""
+    """Expected accepted tokens of cache drafts, one number each; may be wrong in any way."""
 
-    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]: ...
+    def predict(self, choices: Sequence[Choice]) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class YieldChooser:
     """
 
     predictor: Predictor
-    kinds: TokenKinds
     threshold: float | Literal["measured"]
 
     def takes_cache(self, choices: Sequence[Choice]) -> list[bool]:
@@ -80,10 +78,9 @@ class YieldChooser:
         """One a choice, within 0..K."""
         if not choices:
             return []
-        rows = [features(one.match, one.position, one.history, self.kinds) for one in choices]
         return [
             _within_draft(predicted, one.match)
-            for predicted, one in zip(self.predictor.predict(rows), choices, strict=True)
+            for predicted, one in zip(self.predictor.predict(choices), choices, strict=True)
         ]
 
 

@@ -99,4 +99,6 @@ class HybridDrafter:
         return min(self._model_max_draft, request.model_limit)
 
     def _history(self, session_id: str) -> History:
-        return self._histories.setdefault(session_id, History())
+        if session_id not in self._histories:
+            self._histories[session_id] = History()
+        return self._histories[session_id]

@@ -1,7 +1,8 @@
 """Runs a yield predictor in the loop: compiled code where there is a compiler, else numpy. Both predict the same.
 
 A prediction is to take less than a hundredth of a round. After a pass over the target's weights nothing that it needs
-is in the processor's cache, and numpy's calls then cost several times what they do in a row (0.1 ms, compiled 0.04).
+is in the processor's cache: numpy's calls, and the features put together in Python, then cost several times what they
+do in a row.
 """
 
 import ctypes
@@ -12,12 +13,13 @@ from struct import Struct
 import numpy as np
 
 from serving.compiling import load_library
-from serving.drafters.chooser import Predictor
-from serving.drafters.yield_features import FEATURES, feature_rows
+from serving.drafters.chooser import Choice, Predictor
+from serving.drafters.token_kinds import TokenKinds
+from serving.drafters.yield_features import NUM_RECENT, feature_rows, features
 from serving.drafters.yield_predictor import YieldPredictor
 
 _SOURCE = Path(__file__).with_name("kernels") / "yields.cpp"
-_ROW = Struct(f"{len(FEATURES)}f")
+_DRAFT = Struct(f"=d5i{4 + NUM_RECENT}f")  # the struct Draft of yields.cpp
 
 
 class _Network(ctypes.Structure):
@@ -29,38 +31,48 @@ class _Network(ctypes.Structure):
     )
 
 
+class _Kinds(ctypes.Structure):
+    """The struct Kinds of yields.cpp."""
+
+    _fields_ = (("flags", ctypes.c_void_p), ("last", ctypes.c_int64))
+
+
 class ArrayYields:
     """By numpy: what defines the result, and what runs without a compiler."""
 
-    def __init__(self, predictor: YieldPredictor) -> None:
+    def __init__(self, predictor: YieldPredictor, kinds: TokenKinds) -> None:
         self._predictor = predictor
+        self._kinds = kinds
 
-    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
+    def predict(self, choices: Sequence[Choice]) -> list[float]:
+        rows = [features(one.match, one.position, one.history, self._kinds) for one in choices]
         predicted: list[float] = self._predictor.predict(feature_rows(rows)).tolist()
         return predicted
 
 
 class NativeYields:
-    """By yields.cpp, on the same weights. Not thread-safe: hidden layers and results have buffers of its own."""
+    """By yields.cpp, on the same weights. Not thread-safe: layers and results have buffers of its own."""
 
-    def __init__(self, predictor: YieldPredictor, library: ctypes.CDLL) -> None:
+    def __init__(self, predictor: YieldPredictor, kinds: TokenKinds, library: ctypes.CDLL) -> None:
         pointer = ctypes.c_void_p
         self._run = library.dh_yields
-        self._run.argtypes = [pointer, ctypes.c_char_p, ctypes.c_int64, pointer, pointer]
+        self._run.argtypes = [pointer, pointer, ctypes.c_char_p, ctypes.c_int64, pointer, pointer]
         self._run.restype = None
-        self._arrays = (*predictor.first_layer, predictor.w2, predictor.b2, predictor.w3, predictor.b3)
+        layers = (*predictor.first_layer, predictor.w2, predictor.b2, predictor.w3, predictor.b3)
         sizes = (*predictor.w1.shape, len(predictor.w2[0]))
-        self._network = _Network(*(array.ctypes.data for array in self._arrays), *sizes)
-        self._hidden = np.zeros(sum(sizes[1:]), dtype=np.float32)
-        self._addresses = ctypes.addressof(self._network), self._hidden.ctypes.data
+        self._room = np.zeros(sum(sizes), dtype=np.float32)
+        self._network = _Network(*(array.ctypes.data for array in layers), *sizes)
+        self._kinds = _Kinds(kinds.ctypes.data, len(kinds) - 1)
+        self._owners = (layers, kinds)  # of what the structs point to
+        self._addresses = ctypes.addressof(self._network), ctypes.addressof(self._kinds), self._room.ctypes.data
         self._make_room(1)
 
-    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
-        count = len(rows)
+    def predict(self, choices: Sequence[Choice]) -> list[float]:
+        count = len(choices)
         if count > len(self._yields):
             self._make_room(count)
-        network, hidden = self._addresses
-        self._run(network, b"".join([_ROW.pack(*row) for row in rows]), count, hidden, self._yields_address)
+        network, kinds, room = self._addresses
+        self._run(network, kinds, b"".join(map(_packed, choices)), count, room, self._yields_address)
         return self._yields[:count]
 
     def _make_room(self, count: int) -> None:
@@ -68,7 +80,16 @@ class NativeYields:
         self._yields_address = ctypes.addressof(self._yields)
 
 
-def best_yields(predictor: YieldPredictor) -> Predictor:
+def best_yields(predictor: YieldPredictor, kinds: TokenKinds) -> Predictor:
     """Compiled code if there is a compiler."""
     library = load_library(_SOURCE, otherwise="predicting yields takes a tenth of a millisecond")
-    return ArrayYields(predictor) if library is None else NativeYields(predictor, library)
+    return ArrayYields(predictor, kinds) if library is None else NativeYields(predictor, kinds, library)
+
+
+def _packed(choice: Choice) -> bytes:
+    match, position, history = choice.match, choice.position, choice.history
+    numbers = _DRAFT.pack(
+        match.score, len(match.ids), match.match_length, match.is_local, position.prompt_len, position.num_emitted,
+        match.probabilities.item(-1), *history.recent, history.accepted, history.cache_accepted, history.cache_rate,
+    )  # fmt: skip
+    return numbers + match.ids.tobytes()

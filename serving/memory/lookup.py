@@ -13,14 +13,14 @@ from typing import Protocol
 import numpy as np
 
 from serving.compiling import load_library
-from serving.memory.occurrences import EXAMINED, Candidate, PathLimits, best_candidate
+from serving.memory.occurrences import EXAMINED, NO_CANDIDATE, Candidate, PathLimits, best_candidate
 from serving.memory.suffix_global import TenantMemory
 from serving.memory.suffix_local import LocalMemory
-from serving.types import Ids
+from serving.types import Floats, Ids, as_ids
 
 _SOURCE = Path(__file__).with_name("kernels") / "suffix.cpp"
 
-_ID_BYTES = 4
+MOST_DRAFTED = 256
 
 
 class _NativeLimits(ctypes.Structure):
@@ -59,8 +59,12 @@ class LookupLimits:
         return np.array(self.lengths, dtype=np.int32)
 
     @cached_property
-    def native(self) -> _NativeLimits:
-        """The same for compiled code; valid as long as this object."""
+    def address(self) -> int:
+        """Where compiled code finds the same; valid as long as this object."""
+        return ctypes.addressof(self._native)
+
+    @cached_property
+    def _native(self) -> _NativeLimits:
         return _NativeLimits(
             self._length_array.ctypes.data,
             self.max_depth,
@@ -70,67 +74,93 @@ class LookupLimits:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SuffixMatch:
+    """A proposed continuation of K tokens; all empty and zero when there is none.
+
+    probabilities are of the whole path up to each token, f32[K]; score is their sum, at most K.
+    """
+
+    ids: Ids
+    score: float
+    match_length: int
+    probabilities: Floats
+    is_local: bool
+
+    def __len__(self) -> int:
+        return self.ids.size
+
+    @property
+    def empty(self) -> bool:
+        return self.ids.size == 0
+
+    @classmethod
+    def of(cls, candidate: Candidate, *, is_local: bool) -> "SuffixMatch":
+        ids, probabilities = as_ids(candidate.ids), np.array(candidate.probabilities, dtype=np.float32)
+        return cls(ids, candidate.score, candidate.match_length, probabilities, is_local)
+
+
+NO_MATCH = SuffixMatch.of(NO_CANDIDATE, is_local=False)
+
+
 class Lookup(Protocol):
-    """Finds the best path after a request's tokens, in its own memory or its tenant's."""
+    """Finds the best path after a request's tokens, in its own memory and its tenant's."""
 
-    def local(self, request: LocalMemory, limits: LookupLimits) -> Candidate: ...
-
-    def tenant(self, tenant: TenantMemory, request: LocalMemory, limits: LookupLimits, floor_score: float) -> Candidate:
-        """Candidates below `floor_score` may be missed."""
+    def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
+        """`request` has tokens."""
         ...
 
 
 class ArrayLookup:
     """By numpy: what defines the result, and what runs without a compiler."""
 
-    def local(self, request: LocalMemory, limits: LookupLimits) -> Candidate:
-        levels = request.levels(request.context(limits.max_depth), max_occurrences=limits.max_occurrences)
-        return best_candidate(request.tokens, levels, limits=limits.path, floor_score=0.0)
+    def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
+        context, count = request.context(limits.max_depth), limits.max_occurrences
+        levels = request.levels(context, max_occurrences=count)
+        local = best_candidate(request.tokens, levels, limits=limits.path, floor_score=0.0)
+        # In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
+        longest = limits.lengths[context.size], context.size
+        if tenant is not None and longest > (local.score, local.match_length):
+            levels = tenant.levels(context, max_occurrences=count)
+            found = best_candidate(tenant.tokens, levels, limits=limits.path, floor_score=local.score)
+            if (found.score, found.match_length) > (local.score, local.match_length):
+                return SuffixMatch.of(found, is_local=False)
+        return SuffixMatch.of(local, is_local=bool(local.ids))
 
-    def tenant(self, tenant: TenantMemory, request: LocalMemory, limits: LookupLimits, floor_score: float) -> Candidate:
-        levels = tenant.levels(request.context(limits.max_depth), max_occurrences=limits.max_occurrences)
-        return best_candidate(tenant.tokens, levels, limits=limits.path, floor_score=floor_score)
+
+class _NativeMatch(ctypes.Structure):
+    """The struct Match of suffix.cpp."""
+
+    _fields_ = (
+        ("score", ctypes.c_double),
+        ("match_length", ctypes.c_int32),
+        ("is_local", ctypes.c_int32),
+        ("ids", ctypes.c_int32 * MOST_DRAFTED),
+        ("probabilities", ctypes.c_float * MOST_DRAFTED),
+    )
 
 
 class NativeLookup:
     """By suffix.cpp, on the same arrays."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-        limits = ctypes.POINTER(_NativeLimits)
-        self._local = library.dh_suffix_local
-        self._local.argtypes = [pointer, size, limits, *[pointer] * 4]
-        self._tenant = library.dh_suffix_global
-        self._tenant.argtypes = [pointer, pointer, size, size, pointer, size, limits, real, *[pointer] * 4]
-        self._ids = np.zeros(256, dtype=np.int32)
-        self._probabilities = np.zeros(256, dtype=np.float64)
-        self._match_length, self._score = ctypes.c_int32(), ctypes.c_double()
-        self._out = (
-            self._ids.ctypes.data,
-            self._probabilities.ctypes.data,
-            ctypes.addressof(self._match_length),
-            ctypes.addressof(self._score),
-        )
+        pointer = ctypes.c_void_p
+        self._run = library.dh_suffix
+        self._run.argtypes = [pointer, ctypes.c_int64, pointer, pointer, pointer]
+        self._found = _NativeMatch()
+        self._address = ctypes.addressof(self._found)
+        self._ids = np.frombuffer(self._found.ids, dtype=np.int32)
+        self._probabilities = np.frombuffer(self._found.probabilities, dtype=np.float32)
 
-    def local(self, request: LocalMemory, limits: LookupLimits) -> Candidate:
-        return self._candidate(self._local(request.address, request.length, limits.native, *self._out))
-
-    def tenant(self, tenant: TenantMemory, request: LocalMemory, limits: LookupLimits, floor_score: float) -> Candidate:
-        last = request.address + request.length * _ID_BYTES
-        table = tenant.table
-        count = self._tenant(
-            table.tokens, table.address, tenant.num_segments, table.front, last, request.length, limits.native,
-            floor_score, *self._out,
+    def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
+        responses = None if tenant is None else tenant.table.address
+        count, found = self._run(request.address, request.length, responses, limits.address, self._address), self._found
+        if not count:
+            return NO_MATCH
+        return SuffixMatch(
+            self._ids[:count].copy(), found.score, found.match_length, self._probabilities[:count].copy(),
+            bool(found.is_local),
         )  # fmt: skip
-        return self._candidate(count)
-
-    def _candidate(self, count: int) -> Candidate:
-        return Candidate(
-            self._match_length.value,
-            self._ids[:count].tolist(),
-            self._probabilities[:count].tolist(),
-            self._score.value,
-        )
 
 
 def best_lookup() -> Lookup:

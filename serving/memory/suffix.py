@@ -13,35 +13,15 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from serving.memory.lookup import Lookup, LookupLimits, best_lookup
-from serving.memory.occurrences import NO_CANDIDATE, Candidate, PathLimits
+from serving.memory.lookup import MOST_DRAFTED as MOST_DRAFTED
+from serving.memory.lookup import NO_MATCH, Lookup, LookupLimits, best_lookup
+from serving.memory.lookup import SuffixMatch as SuffixMatch
+from serving.memory.occurrences import PathLimits
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
 from serving.memory.suffix_local import LocalMemory
 from serving.types import Ids
 
-MOST_DRAFTED = 256
 _FEW = 64  # tokens that are checked faster by Python than by numpy
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SuffixMatch:
-    """A proposed continuation of K tokens; all empty and zero when there is none.
-
-    probabilities are of the whole path up to each token, f32[K]; score is their sum, at most K.
-    """
-
-    ids: npt.NDArray[np.int32]
-    score: float
-    match_length: int
-    probabilities: npt.NDArray[np.float32]
-    is_local: bool
-
-    def __len__(self) -> int:
-        return self.ids.size
-
-    @property
-    def empty(self) -> bool:
-        return self.ids.size == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +59,8 @@ class SuffixCache:
         if not (isfinite(factor) and isfinite(offset)):
             raise ValueError(f"factor and offset must be finite, got {factor} and {offset}")
         path = PathLimits(max_draft=max_draft, factor=factor, offset=offset, min_prob=min_prob)
-        self._limits = {max_draft: LookupLimits(path, max_depth, max_occurrences)}
+        self._whole = LookupLimits(path, max_depth, max_occurrences)
+        self._limits = {max_draft: self._whole}
         self._max_draft = max_draft
         self._max_tokens = max_tokens
         self._lookup = lookup or best_lookup()
@@ -131,19 +112,12 @@ class SuffixCache:
 
     def speculate(self, request_id: str, max_draft: int | None = None) -> SuffixMatch:
         """Best continuation of the request's tokens; `max_draft` may only lower the cache's own."""
-        memory, limits = self._request(request_id).memory, self._limits_for(max_draft)
-        size = min(memory.length, limits.max_depth)
-        longest = limits.lengths[size]
-        if not size or not longest:
-            return _match(NO_CANDIDATE, is_local=False)
-        local = self._lookup.local(memory, limits)
-        tenant = self._tenants.get(self._requests[request_id].salt)
-        # In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
-        if tenant is not None and (longest, size) > (local.score, local.match_length):
-            found = self._lookup.tenant(tenant, memory, limits, local.score)
-            if (found.score, found.match_length) > (local.score, local.match_length):
-                return _match(found, is_local=False)
-        return _match(local, is_local=bool(local.ids))
+        request = self._request(request_id)
+        limits = self._whole if max_draft is None else self._limits_for(max_draft)
+        size = min(request.memory.length, limits.max_depth)
+        if not size or not limits.lengths[size]:
+            return NO_MATCH
+        return self._lookup.best(request.memory, self._tenants.get(request.salt), limits)
 
     def close(self, request_id: str, *, response_start: int | None) -> None:
         """Forget the local memory; unless `response_start` is None, tokens[response_start:] become global."""
@@ -180,13 +154,13 @@ class SuffixCache:
         except KeyError:
             raise KeyError(f"request_id {request_id!r} is not open") from None
 
-    def _limits_for(self, max_draft: int | None) -> LookupLimits:
+    def _limits_for(self, max_draft: int) -> LookupLimits:
         """One object for each max_draft asked for: it holds tables."""
-        if max_draft is None or max_draft >= self._max_draft:
-            return self._limits[self._max_draft]
+        if max_draft >= self._max_draft:
+            return self._whole
         _at_least(0, max_draft=max_draft)
         if max_draft not in self._limits:
-            self._limits[max_draft] = self._limits[self._max_draft].tightened(max_draft)
+            self._limits[max_draft] = self._whole.tightened(max_draft)
         return self._limits[max_draft]
 
     def _insert(self, ids: Ids, salt: str) -> None:
@@ -231,13 +205,3 @@ def _checked(tokens: npt.ArrayLike) -> Ids:
     if values.size and not (values.min() >= 0 and values.max() < ID_LIMIT):
         raise ValueError(f"tokens must be in [0, {ID_LIMIT}), got {values.min()} to {values.max()}")
     return values.astype(np.int32, copy=False)
-
-
-def _match(candidate: Candidate, *, is_local: bool) -> SuffixMatch:
-    return SuffixMatch(
-        np.array(candidate.ids, dtype=np.int32),
-        candidate.score,
-        candidate.match_length,
-        np.array(candidate.probabilities, dtype=np.float32),
-        is_local,
-    )

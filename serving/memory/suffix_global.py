@@ -39,17 +39,15 @@ _SIMILAR = 4  # a segment is merged with a younger neighbour of at least a quart
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentTable:
-    """Where compiled code finds the segments of a memory: valid until the next insert or evict.
+    """Where compiled code finds a memory: valid until the next insert or evict.
 
-    rows    i64[S, 4]  addresses of keys and offsets, number of keys, start; address: of them
-    tokens  address of tokens[0]
-    front   positions up to it are forgotten
+    rows     i64[S, 4]  addresses of keys and offsets, number of keys, start
+    head     i64[4]     addresses of tokens[0] and of rows, S, front; address: of it
     """
 
     rows: npt.NDArray[np.int64]
+    head: npt.NDArray[np.int64]
     address: int
-    tokens: int
-    front: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +155,8 @@ class TenantMemory:
         if self._table is None:
             rows = [(s.keys.ctypes.data, s.offsets.ctypes.data, s.keys.size, s.start) for s in self._segments]
             array = np.array(rows, dtype=np.int64).reshape(-1, 4)
-            self._table = SegmentTable(array, array.ctypes.data, self._array.ctypes.data, self._front)
+            head = np.array([self._array.ctypes.data, array.ctypes.data, len(rows), self._front], dtype=np.int64)
+            self._table = SegmentTable(array, head, head.ctypes.data)
         return self._table
 
     def insert(self, ids: Ids) -> None:

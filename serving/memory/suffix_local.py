@@ -9,16 +9,16 @@ from serving.types import Ids
 
 
 class LocalMemory:
-    """A growing array of n tokens: SENTINEL, tokens, SENTINEL. No index, as a scan takes microseconds."""
+    """A growing array of n tokens: SENTINEL, tokens, SENTINEL. No index, as a scan takes microseconds.
+
+    `length` is n, and `address` that of tokens[0], valid until the next append: read-only for others, and no
+    properties, for they are read in every round.
+    """
 
     def __init__(self, ids: Ids) -> None:
         self._hold(np.full(max(64, 2 * ids.size), SENTINEL, dtype=np.int32))
-        self._length = 0
+        self.length = 0
         self.append(ids)
-
-    @property
-    def length(self) -> int:
-        return self._length
 
     @property
     def nbytes(self) -> int:
@@ -27,39 +27,34 @@ class LocalMemory:
     @property
     def tokens(self) -> Ids:
         """i32[n + 2], a view with both SENTINELs, valid until the next append or truncate."""
-        return self._array[: self._length + 2]
-
-    @property
-    def address(self) -> int:
-        """Of tokens[0], valid until the next append."""
-        return self._address
+        return self._array[: self.length + 2]
 
     def ids_from(self, start: int) -> Ids:
         """i32[n - start], a view."""
-        return self._array[1 + start : 1 + self._length]
+        return self._array[1 + start : 1 + self.length]
 
     def context(self, size: int) -> Ids:
         """The last `size` tokens, newest first (fewer if there are fewer): a view."""
-        return self._array[self._length : max(0, self._length - size) : -1]
+        return self._array[self.length : max(0, self.length - size) : -1]
 
     def append(self, ids: Ids) -> None:
-        needed = self._length + ids.size + 2
+        needed = self.length + ids.size + 2
         if needed > self._array.size:
             grown = np.full(2 * needed, SENTINEL, dtype=np.int32)
-            grown[: self._length + 1] = self._array[: self._length + 1]
+            grown[: self.length + 1] = self._array[: self.length + 1]
             self._hold(grown)
-        self._array[self._length + 1 : needed - 1] = ids
+        self._array[self.length + 1 : needed - 1] = ids
         self._array[needed - 1] = SENTINEL
-        self._length += ids.size
+        self.length += ids.size
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; `length` must not exceed the present one."""
-        self._length = length
+        self.length = length
         self._array[length + 1] = SENTINEL
 
     def levels(self, context: Ids, *, max_occurrences: int) -> Iterator[Level]:
         """Match lengths of `context`, which must not be empty, with their occurrences; longest first."""
-        earlier = self._array[1 : self._length]  # without the last token: nothing follows it yet
+        earlier = self._array[1 : self.length]  # without the last token: nothing follows it yet
         positions = most_recent(np.flatnonzero(earlier == context[0]) + 2, EXAMINED * max_occurrences)
         return deep_levels(self.tokens, positions, context=context, known=1, max_occurrences=max_occurrences)
 
@@ -73,4 +68,4 @@ class LocalMemory:
 
     def _hold(self, array: Ids) -> None:
         self._array = array
-        self._address = array.ctypes.data
+        self.address = array.ctypes.data

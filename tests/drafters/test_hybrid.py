@@ -13,7 +13,7 @@ from serving.drafters.chooser import Choice, Chooser, RuleChooser, YieldChooser
 from serving.drafters.hybrid import HybridDrafter
 from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.token_kinds import token_kinds
-from serving.drafters.yield_features import History, Position, feature_rows
+from serving.drafters.yield_features import History, Position, feature_rows, features
 from serving.memory.suffix import SuffixCache, SuffixMatch
 from serving.protocols import DraftRequest, Outcome
 from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Floats, as_ids
@@ -34,8 +34,9 @@ class Says:
     def __init__(self, answer: Callable[[Floats], Floats]) -> None:
         self.answer, self.num_rows = answer, 0
 
-    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
-        self.num_rows += len(rows)
+    def predict(self, choices: Sequence[Choice]) -> list[float]:
+        self.num_rows += len(choices)
+        rows = [features(one.match, one.position, one.history, KINDS) for one in choices]
         return self.answer(feature_rows(rows)).tolist()
 
 
@@ -81,7 +82,7 @@ def test_output_is_plain_for_any_predictor(
         "adversarial": lambda rows: -rows[:, 0],
         "mixed": lambda rows: np.where(rng.random(len(rows)) < 0.5, np.nan, 1e30).astype(np.float32),
     }
-    drafter = hybrid(oracle(looping, right=right), YieldChooser(Says(answers[kind]), KINDS, threshold))
+    drafter = hybrid(oracle(looping, right=right), YieldChooser(Says(answers[kind]), threshold))
     for done in generate(drafter):
         assert done.output_ids == plain(looping, (5, 9), 70)
         assert set(done.receipt.choices) <= {"suffix", "model"}
@@ -90,8 +91,8 @@ def test_output_is_plain_for_any_predictor(
 
 @pytest.mark.parametrize("predicted", [0.0, 7.0, 1e9, np.nan])
 def test_infinite_thresholds_are_model_only_and_cache_only(predicted: float) -> None:
-    model_only = hybrid(fixed_model(), YieldChooser(constant(predicted), KINDS, np.inf))
-    cache_only = hybrid(fixed_model(), YieldChooser(constant(predicted), KINDS, -np.inf))
+    model_only = hybrid(fixed_model(), YieldChooser(constant(predicted), np.inf))
+    cache_only = hybrid(fixed_model(), YieldChooser(constant(predicted), -np.inf))
     assert ask(model_only).ids.tolist() == [90] * 4
     assert ask(cache_only).ids.tolist() == [5, 6, 7, 8]
 
@@ -110,7 +111,7 @@ def test_infinite_thresholds_are_model_only_and_cache_only(predicted: float) -> 
     ],
 )
 def test_the_clamped_yield_is_compared_with_the_threshold(predicted: float, threshold: float, source: str) -> None:
-    assert ask(hybrid(fixed_model(), YieldChooser(constant(predicted), KINDS, threshold))).source == source
+    assert ask(hybrid(fixed_model(), YieldChooser(constant(predicted), threshold))).source == source
 
 
 @pytest.mark.parametrize(("least_score", "source"), [(4.0, "suffix"), (4.1, "model")])
@@ -120,7 +121,7 @@ def test_the_rule_hybrid_goes_by_the_score(least_score: float, source: str) -> N
 
 def test_where_the_cache_finds_nothing_the_model_drafts_and_nothing_is_predicted() -> None:
     predictor = constant(9.0)
-    drafter = hybrid(fixed_model(), YieldChooser(predictor, KINDS, 0.0))
+    drafter = hybrid(fixed_model(), YieldChooser(predictor, 0.0))
     (draft,) = drafter.start([DraftRequest("a", as_ids([1, 2, 3]), 2, 8)]).result()
     assert draft.source == "model"
     assert predictor.num_rows == 0
@@ -144,7 +145,7 @@ def test_the_model_is_asked_once_for_the_sessions_that_need_it_and_not_for_the_o
 
 
 def test_a_short_round_cuts_the_draft_and_not_the_judgement() -> None:
-    chooser = YieldChooser(Says(lambda rows: rows[:, 2]), KINDS, 3.5)  # the length itself
+    chooser = YieldChooser(Says(lambda rows: rows[:, 2]), 3.5)  # the length itself
     draft = ask(hybrid(fixed_model(), chooser), max_draft=2)
     assert (draft.source, draft.ids.tolist()) == ("suffix", [5, 6])
 
@@ -159,7 +160,7 @@ def test_a_short_round_cuts_the_draft_and_not_the_judgement() -> None:
     ],
 )
 def test_each_source_has_a_limit_of_its_own(limits: DraftLimits, threshold: float, expected: list[int]) -> None:
-    drafter = hybrid(fixed_model(), YieldChooser(constant(0.0), KINDS, threshold))
+    drafter = hybrid(fixed_model(), YieldChooser(constant(0.0), threshold))
     assert ask(drafter, limits=limits).ids.tolist() == expected
 
 
@@ -183,13 +184,13 @@ def test_each_source_has_a_limit_of_its_own(limits: DraftLimits, threshold: floa
 def test_a_measured_threshold_is_what_the_model_would_emit_in_the_same_time(
     limits: DraftLimits, predicted: float, source: str
 ) -> None:
-    drafter = hybrid(fixed_model(), YieldChooser(constant(predicted), KINDS, "measured"))
+    drafter = hybrid(fixed_model(), YieldChooser(constant(predicted), "measured"))
     assert ask(drafter, limits=limits).source == source
 
 
 def test_history_is_kept_for_each_session_and_forgotten_with_it() -> None:
     seen: list[Floats] = []
-    drafter = hybrid(fixed_model(), YieldChooser(Says(lambda rows: seen.append(rows) or rows[:, 0]), KINDS, 0.0))  # type: ignore[func-returns-value]
+    drafter = hybrid(fixed_model(), YieldChooser(Says(lambda rows: seen.append(rows) or rows[:, 0]), 0.0))  # type: ignore[func-returns-value]
     draft = ask(drafter)
     drafter.observe([Outcome("a", draft, 3), Outcome("b", EMPTY_DRAFT, 0)])
     ask(drafter)
@@ -206,6 +207,6 @@ def match(ids: list[int], score: float) -> SuffixMatch:
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=6))
 def test_yields_are_within_the_draft(drafts: list[tuple[int, float]]) -> None:
     choices = [Choice("a", match([9] * size, size / 2), Position(4, 2), History()) for size, _ in drafts]
-    chooser = YieldChooser(Says(lambda _: np.array([value for _, value in drafts], dtype=np.float32)), KINDS, 6.0)
+    chooser = YieldChooser(Says(lambda _: np.array([value for _, value in drafts], dtype=np.float32)), 6.0)
     for found, (size, _) in zip(chooser.yields(choices), drafts, strict=True):
         assert 0.0 <= found <= size

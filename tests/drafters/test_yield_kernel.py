@@ -1,25 +1,47 @@
-"""The predictor in the loop: every way to run it says what the plain formula says."""
+"""The predictor in the loop: every way to run it says what the plain formula says of the features."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from serving.compiling import load_library
-from serving.drafters.chooser import Predictor
-from serving.drafters.yield_features import FEATURES, feature_rows
+from serving.drafters.chooser import Choice, Predictor
+from serving.drafters.yield_features import History, Position, feature_rows, features
 from serving.drafters.yield_kernel import _SOURCE, ArrayYields, NativeYields
 from serving.drafters.yield_predictor import YieldPredictor
+from serving.memory.suffix import SuffixMatch
+from serving.types import as_ids
 
 Make = Callable[[YieldPredictor], Predictor]
 SHIPPED = "smollm2-135m-yield"
+KINDS = np.array([*np.random.default_rng(0).integers(0, 16, 90), 0], dtype=np.uint8)
 
 
 def native(predictor: YieldPredictor) -> Predictor:
     library = load_library(_SOURCE, otherwise="these tests fail")
     assert library is not None, "the test machine has no C++ compiler (g++)"
-    return NativeYields(predictor, library)
+    return NativeYields(predictor, KINDS, library)
+
+
+def by_arrays(predictor: YieldPredictor) -> Predictor:
+    return ArrayYields(predictor, KINDS)
+
+
+def drawn(rng: np.random.Generator) -> Choice:
+    """A draft of 1 to 64 tokens, some of which the tokenizer does not have."""
+    size = int(rng.integers(1, 65))
+    probabilities = np.sort(rng.random(size)).astype(np.float32)[::-1]
+    match = SuffixMatch(
+        as_ids(rng.integers(0, 100, size)), float(probabilities.sum()), int(rng.integers(1, 65)), probabilities,
+        bool(rng.integers(2)),
+    )  # fmt: skip
+    history = History()
+    for _ in range(rng.integers(6)):
+        history.add(int(rng.integers(20)), is_cache=bool(rng.integers(2)))
+    return Choice("a", match, Position(int(rng.integers(1, 900)), int(rng.integers(900))), history)
 
 
 def plain_formula(predictor: YieldPredictor, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -29,26 +51,44 @@ def plain_formula(predictor: YieldPredictor, rows: npt.NDArray[np.float64]) -> n
     return (hidden @ predictor.w3 + predictor.b3)[:, 0]
 
 
-@pytest.mark.parametrize("make", [ArrayYields, native])
-@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("make", [by_arrays, native])
+@pytest.mark.parametrize("count", [1, 2, 9, 40])
 def test_a_batch_is_what_the_plain_formula_says(make: Make, count: int) -> None:
     predictor, rng = YieldPredictor.load(SHIPPED), np.random.default_rng(count)
-    rows = feature_rows(predictor.mean + predictor.std * rng.normal(size=(count, len(FEATURES))))
-    found = make(predictor).predict(rows.tolist())
+    choices = [drawn(rng) for _ in range(count)]
+    rows = feature_rows([features(one.match, one.position, one.history, KINDS) for one in choices])
     expected = plain_formula(predictor, rows.astype(np.float64))
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)  # tokens; float32 leaves some 1e-6
+    np.testing.assert_allclose(make(predictor).predict(choices), expected, rtol=1e-5, atol=1e-4)  # tokens, in float32
 
 
-@pytest.mark.parametrize("make", [ArrayYields, native])
+@pytest.mark.parametrize("make", [by_arrays, native])
+def test_every_feature_counts_as_it_does_in_training(make: Make) -> None:
+    """A network that hands one feature through after another says what `features` does."""
+    found, choice = [], drawn(np.random.default_rng(1))
+    expected = features(choice.match, choice.position, choice.history, KINDS)
+    size, one = len(expected), np.eye(8, dtype=np.float32)
+    for index in range(size):
+        first = np.zeros((size, 8), dtype=np.float32)
+        first[index, 0] = 1.0
+        none = np.zeros(8, dtype=np.float32)
+        predictor = YieldPredictor(
+            mean=np.zeros(size, np.float32), std=np.ones(size, np.float32), w1=first, b1=none, w2=one, b2=none,
+            w3=one[:, :1], b3=none[:1],
+        )  # fmt: skip
+        found += make(predictor).predict([choice])
+    np.testing.assert_array_equal(found, np.array(expected, dtype=np.float32))
+
+
+@pytest.mark.parametrize("make", [by_arrays, native])
 def test_what_is_no_number_stays_none(make: Make) -> None:
-    rows = [[float("nan")] * len(FEATURES), [1.0] * len(FEATURES)]
-    found = make(YieldPredictor.load(SHIPPED)).predict(rows)
-    assert np.isnan(found).tolist() == [True, False]
+    some = drawn(np.random.default_rng(0))
+    none = replace(some, match=replace(some.match, score=float("nan")))
+    assert np.isnan(make(YieldPredictor.load(SHIPPED)).predict([none, some])).tolist() == [True, False]
 
 
-def test_a_row_has_the_same_bits_alone_and_in_a_batch_that_grows() -> None:
+def test_a_draft_has_the_same_bits_alone_and_in_a_batch_that_grows() -> None:
     yields, rng = native(YieldPredictor.load(SHIPPED)), np.random.default_rng(0)
-    rows = rng.normal(size=(7, len(FEATURES))).tolist()
-    alone = [yields.predict([row])[0] for row in rows]
-    assert yields.predict(rows) == alone
-    assert yields.predict(rows[:2]) == alone[:2]
+    choices = [drawn(rng) for _ in range(7)]
+    alone = [yields.predict([one])[0] for one in choices]
+    assert yields.predict(choices) == alone
+    assert yields.predict(choices[:2]) == alone[:2]

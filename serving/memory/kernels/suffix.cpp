@@ -38,9 +38,45 @@ struct Segment {
   int64_t start;
 };
 
+// One tenant's responses; positions up to `front` are forgotten.
+struct Tenant {
+  const int32_t* tokens;
+  const Segment* segments;
+  int64_t num_segments;
+  int64_t front;
+};
+
+constexpr int kMostDrafted = 256;
+
+struct Match {
+  double score;
+  int32_t match_length, is_local;
+  int32_t ids[kMostDrafted];
+  float probabilities[kMostDrafted];
+};
+
 struct Interval {
   int64_t low, high;
 };
+
+// Where `key` would go among the keys of each segment, from places[i] on. After a pass over a model's weights no key is
+// in a cache: a search alone waits for memory at every step, those of all segments wait together.
+void lower_bounds(const Segment* segments, int64_t key, std::vector<int64_t>& places) {
+  std::vector<int64_t> left(places.size());
+  int64_t most = 0;
+  for (size_t i = 0; i < places.size(); ++i) most = std::max(most, left[i] = segments[i].num_keys - places[i]);
+  for (; most > 0; most /= 2) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (!left[i]) continue;
+      const int64_t* keys = segments[i].keys + places[i];
+      int64_t middle = left[i] / 2;
+      bool is_behind = keys[middle] < key;
+      places[i] += is_behind ? middle + 1 : 0;
+      left[i] = is_behind ? left[i] - middle - 1 : middle;
+      __builtin_prefetch(segments[i].keys + places[i] + left[i] / 2);
+    }
+  }
+}
 
 // Sums to about 106 bits, so that the result is the exact sum rounded once, like math.fsum.
 struct ExactSum {
@@ -63,12 +99,18 @@ struct Ratio {
     }
     numerator *= count;
     denominator *= total;
-    Wide a = numerator, b = denominator;
+    Wide divisor = (numerator | denominator) >> 64
+                       ? common_divisor(numerator, denominator)
+                       : std::gcd(static_cast<uint64_t>(numerator), static_cast<uint64_t>(denominator));
+    if (divisor > 1) numerator /= divisor, denominator /= divisor;
+  }
+
+  static Wide common_divisor(Wide a, Wide b) {
     while (b) {
       Wide rest = a % b;
       a = b, b = rest;
     }
-    numerator /= a, denominator /= a;
+    return a;
   }
 
   double value() const {
@@ -145,6 +187,7 @@ class Search {
 
   // Levels of `known` tokens and more among `positions`; false where no shorter match can win.
   bool try_deep(const Context& context, const Positions& positions, int known) {
+    for (int64_t position : positions) __builtin_prefetch(tokens_ + position - 1 - known);
     std::vector<int> depths(positions.size());
     std::vector<int> ends(context.size + 2, 0);  // ends[d]: how many positions match more than d tokens, then d or more
     for (size_t i = 0; i < positions.size(); ++i) {
@@ -204,27 +247,18 @@ class Search {
   std::vector<int32_t> column_;
 };
 
-int copy_out(const Path& path, int32_t* ids, double* probabilities, int32_t* match_length, double* score) {
-  std::copy(path.ids.begin(), path.ids.end(), ids);
-  std::copy(path.probabilities.begin(), path.probabilities.end(), probabilities);
-  *match_length = path.match_length;
-  *score = path.score;
-  return static_cast<int>(path.ids.size());
-}
-
 // The occurrences that `intervals` hold, one interval a segment, newest segments first until there are `count`.
 // Where all keys of an interval are equal its positions ascend, so the most recent ones are the last.
-Positions collect(const Segment* segments, const std::vector<Interval>& intervals, int64_t front, int64_t count,
-                  bool is_ascending) {
+Positions collect(const Tenant& tenant, const std::vector<Interval>& intervals, int64_t count, bool is_ascending) {
   Positions found;
   for (size_t i = intervals.size(); i-- > 0;) {
-    const Segment& segment = segments[i];
+    const Segment& segment = tenant.segments[i];
     int64_t missing = count - static_cast<int64_t>(found.size());
     if (missing <= 0) break;
     Positions part;
     for (int64_t at = intervals[i].high; at-- > intervals[i].low;) {
       int64_t position = segment.start + segment.offsets[at];
-      if (position > front) part.push_back(position);
+      if (position > tenant.front) part.push_back(position);
       if (is_ascending && static_cast<int64_t>(part.size()) == missing) break;
     }
     keep_most_recent(part, missing);
@@ -233,53 +267,72 @@ Positions collect(const Segment* segments, const std::vector<Interval>& interval
   return found;
 }
 
-}  // namespace
-
-extern "C" {
-
-// tokens holds SENTINEL, n tokens, SENTINEL; writes the best path after the last token, returns its length.
-int dh_suffix_local(const int32_t* tokens, int64_t n, const Limits* limits, int32_t* ids, double* probabilities,
-                    int32_t* match_length, double* score) {
-  Context context{tokens + n, static_cast<int>(std::min(n, limits->max_depth))};
-  Search search(tokens, *limits, 0.0);
+// The best path over the request's own tokens: SENTINEL, n tokens, SENTINEL.
+Path best_local(const int32_t* tokens, const Context& context, int64_t n, const Limits& limits) {
+  Search search(tokens, limits, 0.0);
   Positions positions;
-  for (int64_t at = n; at >= 2 && static_cast<int64_t>(positions.size()) < limits->examined; --at)
+  for (int64_t at = n; at >= 2 && static_cast<int64_t>(positions.size()) < limits.examined; --at)
     if (tokens[at - 1] == context[0]) positions.push_back(at);
   search.try_deep(context, positions, 1);
-  return copy_out(search.best(), ids, probabilities, match_length, score);
+  return search.best();
 }
 
-// The same over the responses of `segments`, of which those before `front` are forgotten, after the token at `last`.
-int dh_suffix_global(const int32_t* tokens, const Segment* segments, int64_t num_segments, int64_t front,
-                     const int32_t* last, int64_t size, const Limits* limits, double floor_score, int32_t* ids,
-                     double* probabilities, int32_t* match_length, double* score) {
-  Context context{last, static_cast<int>(std::min(size, limits->max_depth))};
-  Search search(tokens, *limits, floor_score);
+// The same over the tenant's responses; paths that score below `floor_score` may be missed.
+Path best_of(const Tenant& tenant, const Context& context, const Limits& limits, double floor_score) {
+  Search search(tenant.tokens, limits, floor_score);
   int known = std::min(kKeyTokens, context.size);
   int64_t key = 0, keys[kKeyTokens];
   for (int m = 0; m < known; ++m) {
     key |= static_cast<int64_t>(context[m] + 1) << (kKeyBits * (kKeyTokens - 1 - m));
     keys[m] = key;
   }
-  std::vector<Interval> intervals(num_segments);
+  std::vector<Interval> intervals(tenant.num_segments);
+  std::vector<int64_t> places(tenant.num_segments);
   int64_t total = 0;
   for (int m = known; m >= 1 && (m == known || search.is_open(m)); --m) {
     int64_t next = keys[m - 1] + (int64_t{1} << (kKeyBits * (kKeyTokens - m))), before = total;
+    std::fill(places.begin(), places.end(), 0);
+    lower_bounds(tenant.segments, keys[m - 1], places);
+    for (size_t i = 0; i < places.size(); ++i) intervals[i].low = places[i];
+    lower_bounds(tenant.segments, next, places);
     total = 0;
-    for (int64_t i = 0; i < num_segments; ++i) {
-      const int64_t *begin = segments[i].keys, *end = begin + segments[i].num_keys;
-      const int64_t* low = std::lower_bound(begin, end, keys[m - 1]);
-      intervals[i] = {low - begin, std::lower_bound(low, end, next) - begin};
+    for (size_t i = 0; i < places.size(); ++i) {
+      intervals[i].high = places[i];
       total += intervals[i].high - intervals[i].low;
     }
     if (m == known) {
-      Positions positions = collect(segments, intervals, front, limits->examined, m == kKeyTokens);
+      Positions positions = collect(tenant, intervals, limits.examined, m == kKeyTokens);
       if (!search.try_deep(context, positions, known)) break;
     } else if (total > before) {
-      Positions positions = collect(segments, intervals, front, limits->max_occurrences, false);
+      Positions positions = collect(tenant, intervals, limits.max_occurrences, false);
       search.try_level(m, positions);
     }
   }
-  return copy_out(search.best(), ids, probabilities, match_length, score);
+  return search.best();
+}
+
+}  // namespace
+
+extern "C" {
+
+// What lookup.py defines as the best match, after n tokens between SENTINELs; no tenant may be known. Returns its length.
+int dh_suffix(const int32_t* tokens, int64_t n, const Tenant* tenant, const Limits* limits, Match* match) {
+  Context context{tokens + n, static_cast<int>(std::min(n, limits->max_depth))};
+  Path best = best_local(tokens, context, n, *limits);
+  match->is_local = !best.ids.empty();
+  // In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
+  const double longest = limits->lengths[context.size];
+  if (tenant && (longest > best.score || (longest == best.score && context.size > best.match_length))) {
+    Path found = best_of(*tenant, context, *limits, best.score);
+    if (found.score > best.score || (found.score == best.score && found.match_length > best.match_length)) {
+      std::swap(best, found);
+      match->is_local = false;
+    }
+  }
+  match->score = best.score;
+  match->match_length = best.match_length;
+  std::copy(best.ids.begin(), best.ids.end(), match->ids);
+  std::copy(best.probabilities.begin(), best.probabilities.end(), match->probabilities);
+  return static_cast<int>(best.ids.size());
 }
 }
