@@ -24,12 +24,15 @@ class WatchedVerifier:
         return self._inner.passes
 
     def open(self, session: Session) -> int:
+        num_cached = self._inner.open(session)
         self._sessions[session.request_id] = session
-        return self._inner.open(session)
+        return num_cached
 
     def verify(self, proposals: Sequence[Proposal]) -> list[Verified | None]:
         return self._inner.verify(proposals)
 
     def close(self, session_id: str) -> None:
-        self._on_end(self._sessions.pop(session_id))
+        session = self._sessions.pop(session_id, None)  # none where its rows could not be had
+        if session is not None:
+            self._on_end(session)
         self._inner.close(session_id)
