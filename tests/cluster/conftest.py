@@ -187,7 +187,9 @@ def wait_for(condition, *, timeout_s: float = 60.0, what: str = "condition"):
 
 
 def jobs(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m jobs` in a process of its own."""
+    """`python -m jobs` in a process of its own, which knows of no Ray but by its arguments."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
-        [sys.executable, "-m", "jobs", *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT
-    )
+        [sys.executable, "-m", "jobs", *arguments],
+        capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment,
+    )  # fmt: skip

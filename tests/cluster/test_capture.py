@@ -64,9 +64,9 @@ def test_a_prompt_that_can_never_fit_is_one_line_before_ray_is_asked_for(
     assert "Traceback" not in error
 
 
-def test_what_a_worker_cannot_do_is_one_line(flags: list[str], tmp_path: Path, ray_address: str) -> None:
-    out = ["--out", str(tmp_path / "out"), "--max-length", "4096", "--workers", "2", "--address", ray_address]
-    done = jobs(*flags, *out)
+def test_what_a_worker_cannot_do_is_one_line(flags: list[str], tmp_path: Path) -> None:
+    """On a Ray that the job starts by itself."""
+    done = jobs(*flags, "--out", str(tmp_path / "out"), "--max-length", "4096", "--workers", "2")
     assert done.returncode == 1
     assert "capture: " in done.stderr
     assert "exceeds the 2048 positions" in done.stderr

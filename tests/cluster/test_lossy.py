@@ -66,10 +66,10 @@ def test_ids_are_plain_decoding_s_where_nothing_may_be_accepted(application, exp
     assert 0 < chunks[-1].receipt.accepted < chunks[-1].receipt.drafted
 
 
-def test_csd_too(application, profile_file, poor_model, expected):
+@pytest.mark.parametrize("limit", [{"count_above": float("inf")}, {"count_above": -1.0, "min_ratio": 1.5}])
+def test_csd_too(application, profile_file, poor_model, expected, limit):
     drafter = {"kind": "model", "model": poor_model, "max_draft": 4}
-    rule = {"kind": "csd", "count_above": -1.0, "min_ratio": 1.5}
-    csd = run_app(profile_file("tiny-csd", drafter, rule=rule), name="csd")
+    csd = run_app(profile_file("tiny-csd", drafter, rule={"kind": "csd", **limit}), name="csd")
     wait_for(csd.is_whole, what="its lease")
     chunks = tell(csd, request("csd", LONG))
     assert Story.of(chunks).result == expected

@@ -37,12 +37,17 @@ class Sample:
     value: float
 
 
-def scraped() -> list[Sample]:
+def exposed() -> list[Sample]:
+    """All that the node has, of other applications too."""
     (node,) = ray.nodes()
     text = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics").text
     lines = re.findall(r"^(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE)
-    samples = (Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(v)) for name, labels, v in lines)
-    return [sample for sample in samples if sample.labels.get("application") == NAME]  # the node has had others
+    return [Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for name, labels, value in lines]
+
+
+def scraped() -> list[Sample]:
+    """Of this module's application."""
+    return [sample for sample in exposed() if sample.labels.get("application") == NAME]
 
 
 def total(samples: list[Sample], name: str) -> float:
@@ -90,6 +95,7 @@ def test_case_22_every_metric_is_there_with_deployment_and_replica(application, 
     ours = [sample for sample in samples if sample.name in expected]
     assert {sample.name for sample in ours} == expected
     assert all(sample.labels["deployment"] == "Target" for sample in ours)
+    assert all(sample.labels["application"] for sample in exposed() if sample.name in expected)
     assert len({sample.labels["replica"] for sample in ours}) == 2
     for metric in METRICS:
         found = [sample for sample in ours if sample.name in metric.exported]
