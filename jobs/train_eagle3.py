@@ -18,14 +18,13 @@ from jobs.training import (
     measure,
     progress_bar,
     texts_of,
-    trained_layers,
     vocab_size_of,
     work_folder,
 )
 from serving.config import Eagle3Drafter
 from serving.errors import ConfigError, ModelError
 from serving.models.digest import model_digest
-from serving.models.eagle3 import Eagle3Head
+from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.eagle3_checkpoint import CARD, load_eagle3
 from serving.models.loading import LoadOptions, load_network, load_packed_lm, read_config, skeleton_of
 from serving.models.source import resolve_model
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> int:
         torch.set_num_threads(args.threads)
     check_held_out(args)
     target_key = resolve_model(args.target).key
-    folder = FeatureFolder(work / "features", target_key)
+    folder = FeatureFolder(work / "features", target_key, _trained_layers(args.target))
     texts = texts_of(args, work / "text", folder)
     held_out, training = held_out_of(args, texts)
     checkpoint = checkpoint.of_text(text_key(training, target_key))
@@ -131,6 +130,11 @@ def _vocabulary(args: argparse.Namespace, training: list[Dialogue]) -> Tensor:
     return draft_vocabulary(training, size=args.vocab_size, target_size=vocab_size_of(args.target))
 
 
+def _trained_layers(target: str) -> tuple[int, ...]:
+    text = read_config(target).get_text_config()
+    return (*Eagle3Config(text, 0, text.hidden_size).layers_of(text.num_hidden_layers), text.num_hidden_layers)
+
+
 def _features(target: str, texts: list[list[Dialogue]], folder: FeatureFolder) -> FeatureSet:
     """The target's features of all texts; those that are not in `folder` are read."""
     lacking = [text for text in texts if folder.lacks(text)]
@@ -138,7 +142,7 @@ def _features(target: str, texts: list[list[Dialogue]], folder: FeatureFolder) -
         longest = max(len(dialogue.ids) for text in lacking for dialogue in text)
         options = LoadOptions(
             role="target", dtype="bfloat16", num_rows=1, max_length=longest, prefill_chunk=longest,
-            vocab_size=vocab_size_of(target), feature_layers=trained_layers(target),
+            vocab_size=vocab_size_of(target), feature_layers=folder.layers,
         )  # fmt: skip
         model = load_packed_lm(target, options)
         with progress_bar(sum(map(len, lacking)), "features", "dialogue") as bar:

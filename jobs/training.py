@@ -20,7 +20,6 @@ from serving.compiling import cache_root
 from serving.config import Eagle3Drafter, EngineConfig, ModelConfig, ModelDrafter, Profile
 from serving.decode.offline import complete
 from serving.errors import ConfigError
-from serving.models.eagle3 import Eagle3Config
 from serving.models.embedded import EMBEDDED_MODEL
 from serving.models.loading import read_config
 from serving.models.source import resolve_model
@@ -170,17 +169,11 @@ def _self_generated(args: argparse.Namespace, folder: Path, features: "FeatureFo
         target=ModelConfig(model=args.target),
         engine=EngineConfig(max_sessions=32, max_length=max_length_of(args.target)),
     )
-    watch = None if features is None else Watch(trained_layers(args.target), features.take)
+    watch = None if features is None else Watch(features.layers, features.take)
     built = build(profile, watch=watch)
     with progress_bar(args.tokens, "self-generation", "tok") as bar:
         parts = list(generate(built, folder, _plan(args), on_tokens=bar.update, keeper=features))
     return [read_dialogues([part]) for part in parts]
-
-
-def trained_layers(target: str) -> tuple[int, ...]:
-    """Layers of `target` that an EAGLE-3 head is trained on: those whose inputs it reads, and their number."""
-    text = read_config(target).get_text_config()
-    return (*Eagle3Config(text, 0, text.hidden_size).layers_of(text.num_hidden_layers), text.num_hidden_layers)
 
 
 def max_length_of(target: str) -> int:

@@ -41,6 +41,7 @@ from serving.verifiers.watched import WatchedVerifier
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from serving.models.loading import LoadOptions
     from serving.models.packed_lm import PackedLM
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
@@ -107,29 +108,14 @@ def build(
     `rules` judge and `chooser` chooses, where the drafter is a hybrid made here, in place of the profile's own.
     `watch` is for profiles whose drafter reads no features.
     """
-    from serving.models.loading import LoadOptions, load_packed_lm
+    from serving.models.loading import load_packed_lm
     from serving.models.shipped_features import feature_rows
 
     tokenizer = ChatTokenizer.load(profile.target.model)
     layers = feature_layers(profile) if watch is None else watch.layers
     # First: its table may be missing, and models take long to load.
     rules = rules or build_rules(profile, tokenizer)
-    target = load_packed_lm(
-        profile.target.model,
-        LoadOptions(
-            role="target",
-            dtype=profile.target.dtype,
-            num_rows=profile.engine.max_sessions,
-            max_length=profile.engine.max_length,
-            prefill_chunk=profile.engine.prefill_chunk,
-            vocab_size=tokenizer.vocab_size,
-            max_draft=profile.max_draft,
-            max_unseen=profile.verifier.max_unverified if isinstance(profile.verifier, ViaVerifier) else 0,
-            feature_layers=layers,
-            # A round that waits for a prefix is a round without a verdict, which a second tier must not see.
-            waits_for_prefixes=not isinstance(profile.verifier, ViaVerifier),
-        ),
-    )
+    target = load_packed_lm(profile.target.model, _target_options(profile, tokenizer.vocab_size, layers))
     warm_up(target, num_rows=min(5, profile.engine.max_length - 1))
     limits = scheduler_limits(profile)
     drafter = remote.drafter or build_drafter(profile, tokenizer=tokenizer, features=target, chooser=chooser)
@@ -145,6 +131,25 @@ def build(
     )
     reads = partial(feature_rows, target) if layers and watch is None else None
     return Built(profile, scheduler, limits, tokenizer, reads, rules)
+
+
+def _target_options(profile: Profile, vocab_size: int, feature_layers: tuple[int, ...]) -> "LoadOptions":
+    from serving.models.loading import LoadOptions
+
+    engine, verifier = profile.engine, profile.verifier
+    return LoadOptions(
+        role="target",
+        dtype=profile.target.dtype,
+        num_rows=engine.max_sessions,
+        max_length=engine.max_length,
+        prefill_chunk=engine.prefill_chunk,
+        vocab_size=vocab_size,
+        max_draft=profile.max_draft,
+        max_unseen=verifier.max_unverified if isinstance(verifier, ViaVerifier) else 0,
+        feature_layers=feature_layers,
+        # A round that waits for a prefix is a round without a verdict, which a second tier must not see.
+        waits_for_prefixes=not isinstance(verifier, ViaVerifier),
+    )
 
 
 def _verifier(profile: Profile, target: "PackedLM", remote_slim: RemoteModel | None) -> Verifier:

@@ -187,7 +187,7 @@ class Objective:
 
     def _step_loss(self, batch: _Batch, reached: Reached) -> tuple[Tensor, tuple[int, int], Tensor]:
         """Each entry's loss in a step, `_Shard.agreed`, and where the text goes on with the draft, bool[B, M]."""
-        weights = reached.pick(batch.weights) * reached.is_real
+        weights = batch.weights.gather(1, reached.places) * reached.is_real
         used = weights > 0
         rows, columns = used.nonzero(as_tuple=True)
         places = reached.places[rows, columns]

@@ -85,11 +85,13 @@ class FeatureSet:
 class FeatureFolder:
     """Features of texts in `path`, in files named by the text and by `target_key`, which tells the target from others.
 
+    `layers` of the target are those whose inputs a head reads, and their number in all, for the last one's output.
     As a selfgen.Keeper it keeps those that `take` has got while the text was written.
     """
 
     path: Path
     target_key: str
+    layers: tuple[int, ...]
     _taken: dict[str, Tensor] = field(default_factory=dict)
 
     def take(self, request_id: str, features: Tensor) -> None:
@@ -107,7 +109,7 @@ class FeatureFolder:
         return not self._file(dialogues).is_file()
 
     def read(self, target: PackedLM, dialogues: Sequence[Dialogue]) -> None:
-        """Have the target read `dialogues`, a pass each; its feature layers are the head's three and their number."""
+        """Have the target, whose feature layers are `layers`, read `dialogues`, a pass each."""
         nothing = target.store.features[0, :0]
         texts = [dialogue.ids[:-1] for dialogue in dialogues]
         rows = [target.all_features(ids) if len(ids) else nothing for ids in texts]

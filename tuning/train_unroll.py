@@ -4,7 +4,8 @@ B texts of N positions, M of them reached by a step, H hidden size, Q query head
 what the head does when it drafts.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +27,8 @@ class Reached:
     is_real: Tensor
     embedded: Tensor
     # Of the first step at all positions; of later ones along the way to each place: [B, Q, N or M, D].
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-
-    def pick(self, of_positions: Tensor) -> Tensor:
-        """[B, M, ...] at the places, of [B, N, ...]."""
-        index = self.places.reshape(*self.places.shape, *[1] * (of_positions.dim() - 2))
-        return of_positions.gather(1, index.expand(-1, -1, *of_positions.shape[2:]))
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
 
 
 class Unroll:
@@ -61,19 +57,15 @@ class Unroll:
         origin = torch.argsort(~goes_on, dim=1, stable=True)[:, :most]
         is_real = goes_on.gather(1, origin)
         places = before.places.gather(1, origin) + is_real.long()
-        reached = Reached(
-            _along(before.out, origin, 1), places, is_real, before.embedded,
-            [before.keys[0], *(_along(key, origin, 2) for key in before.keys[1:])],
-            [before.values[0], *(_along(value, origin, 2) for value in before.values[1:])],
-        )  # fmt: skip
-        joined, residual = self._head.layer_input(reached.pick(before.embedded), reached.out)
+        keys = [before.keys[0], *(_along(key, origin, 2) for key in before.keys[1:])]
+        values = [before.values[0], *(_along(value, origin, 2) for value in before.values[1:])]
+        embedded = _along(before.embedded, places, 1)
+        joined, residual = self._head.layer_input(embedded, _along(before.out, origin, 1))
         query, key, value = self._projected(joined, places)
-        reached.keys.append(key)
-        reached.values.append(value)
-        return Reached(
-            self._head.layer_output(residual, _flat(self._mixed(query, reached))), places, is_real, before.embedded,
-            reached.keys, reached.values,
-        )  # fmt: skip
+        keys.append(key)
+        values.append(value)
+        out = self._head.layer_output(residual, _flat(self._mixed(query, places, keys, values)))
+        return Reached(out, places, is_real, before.embedded, keys, values)
 
     def _projected(self, joined: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, Q, M, D] of joined [B, M, 2 H]."""
@@ -87,20 +79,18 @@ class Unroll:
         group = query.shape[1] // key.shape[1]
         return query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
 
-    def _mixed(self, query: Tensor, reached: Reached) -> Tensor:
+    def _mixed(self, query: Tensor, places: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Attention [B, Q, M, D] of a later step s: over the first step's keys up to place - s, then one of each step,
         which is what the head finds in its cache when it has drafted the last s tokens.
         """
-        own = len(reached.keys) - 1
-        (key, *keys), (value, *values) = reached.keys, reached.values
-        n = key.shape[2]
-        is_hidden = torch.arange(n) > reached.places[:, None, :, None] - own
-        scores = (query @ key.transpose(2, 3)).masked_fill(is_hidden, float("-inf"))
-        scores = torch.cat([scores, *((query * k).sum(dim=-1, keepdim=True) for k in keys)], dim=-1)
-        weights = torch.softmax(scores * self._head.config.head_dim**-0.5, dim=-1)
-        mixed = weights[..., :n] @ value
-        for i, v in enumerate(values):
-            mixed = mixed + weights[..., n + i : n + i + 1] * v
+        n, step = keys[0].shape[2], len(keys) - 1
+        is_hidden = torch.arange(n) > places[:, None, :, None] - step
+        scores = (query @ keys[0].transpose(2, 3)).masked_fill(is_hidden, float("-inf"))
+        own = [(query * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
+        weights = torch.softmax(torch.cat([scores, *own], dim=-1) * self._head.config.head_dim**-0.5, dim=-1)
+        mixed = weights[..., :n] @ values[0]
+        for i, value in enumerate(values[1:]):
+            mixed = mixed + weights[..., n + i : n + i + 1] * value
         return mixed
 
 

@@ -6,7 +6,7 @@ from math import isnan
 from typing import Literal, Protocol
 
 from serving.drafters.yield_features import History, Position
-from serving.memory.suffix import SuffixMatch
+from serving.memory.lookup import SuffixMatch
 
 
 @dataclass(frozen=True, slots=True)

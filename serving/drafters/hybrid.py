@@ -11,7 +11,7 @@ from serving.drafters.chooser import Choice, Chooser
 from serving.drafters.ready import ReadyDrafts
 from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.yield_features import History, Position
-from serving.memory.suffix import SuffixMatch
+from serving.memory.lookup import SuffixMatch
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts
 from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Ids
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from serving.drafters.ready import ReadyDrafts
-from serving.memory.suffix import SuffixCache, SuffixMatch
+from serving.memory.lookup import SuffixMatch
+from serving.memory.suffix import SuffixCache
 from serving.protocols import DraftRequest, Outcome
 from serving.types import EMPTY_DRAFT, Draft, Ids, common_prefix
 

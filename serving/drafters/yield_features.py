@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.drafters.token_kinds import Kind, TokenKinds
-from serving.memory.suffix import SuffixMatch
+from serving.memory.lookup import SuffixMatch
 from serving.types import Floats, Ids
 
 NUM_RECENT = 3

@@ -101,6 +101,8 @@ class SuffixMatch:
 
 
 NO_MATCH = SuffixMatch.of(NO_CANDIDATE, is_local=False)
+for _array in (NO_MATCH.ids, NO_MATCH.probabilities):
+    _array.flags.writeable = False
 
 
 class Lookup(Protocol):

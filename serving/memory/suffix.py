@@ -13,9 +13,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from serving.memory.lookup import MOST_DRAFTED as MOST_DRAFTED
-from serving.memory.lookup import NO_MATCH, Lookup, LookupLimits, best_lookup
-from serving.memory.lookup import SuffixMatch as SuffixMatch
+from serving.memory.lookup import MOST_DRAFTED, NO_MATCH, Lookup, LookupLimits, SuffixMatch, best_lookup
 from serving.memory.occurrences import PathLimits
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
 from serving.memory.suffix_local import LocalMemory

@@ -14,7 +14,8 @@ from serving.drafters.hybrid import HybridDrafter
 from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.token_kinds import token_kinds
 from serving.drafters.yield_features import History, Position, feature_rows, features
-from serving.memory.suffix import SuffixCache, SuffixMatch
+from serving.memory.lookup import SuffixMatch
+from serving.memory.suffix import SuffixCache
 from serving.protocols import DraftRequest, Outcome
 from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Floats, as_ids
 from tests.decode.scripted import ScriptedDrafter, ScriptedModel, make_scheduler, oracle, plain, request

@@ -11,7 +11,7 @@ from serving.drafters.token_kinds import Kind, kind_of, token_kinds
 from serving.drafters.yield_features import FEATURES, History, Position, feature_rows, features
 from serving.drafters.yield_predictor import YieldPredictor
 from serving.errors import ConfigError
-from serving.memory.suffix import SuffixMatch
+from serving.memory.lookup import SuffixMatch
 from serving.types import as_ids
 
 

@@ -12,7 +12,7 @@ from serving.drafters.chooser import Choice, Predictor
 from serving.drafters.yield_features import History, Position, feature_rows, features
 from serving.drafters.yield_kernel import _SOURCE, ArrayYields, NativeYields
 from serving.drafters.yield_predictor import YieldPredictor
-from serving.memory.suffix import SuffixMatch
+from serving.memory.lookup import SuffixMatch
 from serving.types import as_ids
 
 Make = Callable[[YieldPredictor], Predictor]

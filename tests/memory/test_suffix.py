@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.memory.lookup import ArrayLookup, Lookup, NativeLookup, best_lookup
+from serving.memory.lookup import ArrayLookup, Lookup, NativeLookup, SuffixMatch, best_lookup
 from serving.memory.occurrences import PathLimits, best_candidate
-from serving.memory.suffix import SuffixCache, SuffixMatch
+from serving.memory.suffix import SuffixCache
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
 
 

@@ -71,8 +71,8 @@ def dialogues() -> list[Dialogue]:
 def run(
     dialogues: list[Dialogue], work: Path, *, stop_at: int | None = None, recipe: Eagle3Recipe = RECIPE
 ) -> tuple[Eagle3Head, list[Eagle3Progress]]:
-    folder = FeatureFolder(work / "features", "tiny")
-    folder.read(target(feature_layers=(*LAYERS, NUM_LAYERS)), dialogues)
+    folder = FeatureFolder(work / "features", "tiny", (*LAYERS, NUM_LAYERS))
+    folder.read(target(feature_layers=folder.layers), dialogues)
     data = folder.all([dialogues])
     target_ids = draft_vocabulary(dialogues, size=recipe.vocab_size, target_size=VOCAB)
     torch.manual_seed(0)

@@ -48,11 +48,11 @@ def expected(dialogue: Dialogue, *, seed: int = 0) -> torch.Tensor:
 
 def test_every_dialogue_keeps_its_own_features_and_a_second_run_reads_no_text(tmp_path: Path) -> None:
     dialogues = [Dialogue(random_ids(5, i), random_ids(10 + i % 7, 100 + i)) for i in range(20)]
-    parts, folder = [dialogues[:8], dialogues[8:9], dialogues[9:]], FeatureFolder(tmp_path / "here", "tiny")
+    parts, folder = [dialogues[:8], dialogues[8:9], dialogues[9:]], FeatureFolder(tmp_path / "here", "tiny", LAYERS)
     assert all(map(folder.lacks, parts))
     first = read(make_target(), parts, folder)
     assert not any(map(folder.lacks, parts))
-    for features in (first, FeatureFolder(tmp_path / "here", "tiny").all(parts)):
+    for features in (first, FeatureFolder(tmp_path / "here", "tiny", LAYERS).all(parts)):
         assert len(features) == 20
         for index, dialogue in enumerate(dialogues):
             assert torch.equal(rows(features, index), expected(dialogue))
@@ -62,7 +62,7 @@ def test_every_dialogue_keeps_its_own_features_and_a_second_run_reads_no_text(tm
 
 def test_some_of_them_in_another_order_are_themselves(tmp_path: Path) -> None:
     dialogues = [Dialogue(random_ids(5, i), random_ids(10, 100 + i)) for i in range(4)]
-    some = read(make_target(), [dialogues], FeatureFolder(tmp_path, "tiny")).of([dialogues[3], dialogues[1]])
+    some = read(make_target(), [dialogues], FeatureFolder(tmp_path, "tiny", LAYERS)).of([dialogues[3], dialogues[1]])
     assert some.lengths == [15, 15]
     assert torch.equal(rows(some, 0), expected(dialogues[3]))
     assert torch.equal(rows(some, 1), expected(dialogues[1]))
@@ -71,21 +71,21 @@ def test_some_of_them_in_another_order_are_themselves(tmp_path: Path) -> None:
 def test_features_of_other_dialogues_or_of_another_target_are_never_taken(tmp_path: Path) -> None:
     dialogues = [Dialogue(random_ids(5, i), random_ids(10, 100 + i)) for i in range(3)]
     for seed, texts in ((0, dialogues), (0, dialogues[::-1]), (1, dialogues)):
-        found = read(make_target(seed), [texts], FeatureFolder(tmp_path, f"tiny {seed}"))
+        found = read(make_target(seed), [texts], FeatureFolder(tmp_path, f"tiny {seed}", LAYERS))
         for index, dialogue in enumerate(texts):
             assert torch.equal(rows(found, index), expected(dialogue, seed=seed))
 
 
 def test_texts_of_a_token_have_no_features(tmp_path: Path) -> None:
     dialogues = [Dialogue(random_ids(1, 0), random_ids(0, 0)), Dialogue(random_ids(5, 1), random_ids(3, 2))]
-    found = read(make_target(), [dialogues], FeatureFolder(tmp_path, "tiny"))
+    found = read(make_target(), [dialogues], FeatureFolder(tmp_path, "tiny", LAYERS))
     assert len(rows(found, 0)) == 0
     assert torch.equal(rows(found, 1), expected(dialogues[1]))
 
 
 def test_a_text_leaves_the_features_it_was_written_with(tmp_path: Path) -> None:
     """What a watched engine hands on, session by session, is what reading the text gives."""
-    target, folder = make_target(num_rows=2), FeatureFolder(tmp_path, "tiny")
+    target, folder = make_target(num_rows=2), FeatureFolder(tmp_path, "tiny", LAYERS)
     scheduler = Scheduler(
         verifier=Watch(LAYERS, folder.take).verifier(FullVerifier(target), target), drafter=PlainDrafter(),
         decode=lambda ids: "".join(chr(token) for token in ids), limits=SchedulerLimits(2, 60, 8, 0),
