@@ -150,13 +150,12 @@ def _eagle3_drafter(profile: Profile, config: Eagle3Drafter, features: "FeatureS
     engine = profile.engine
     options = LoadOptions(
         role="drafter", dtype=profile.target.dtype, num_rows=engine.max_sessions, max_length=engine.max_length,
-        prefill_chunk=engine.prefill_chunk, vocab_size=0, max_draft=config.max_draft,
-        with_logsumexp=config.min_confidence > 0,
+        prefill_chunk=engine.prefill_chunk, vocab_size=0, max_draft=config.max_draft, with_logsumexp=True,
     )  # fmt: skip
     model = load_eagle3_lm(config.model, target=profile.target.model, features=features, options=options)
     return ModelDrafterRole(
         model, max_length=engine.max_length, min_confidence=config.min_confidence, is_coupled=config.coupled,
-        source="eagle3", chain=model.chain if model.has_chains else None,
+        source="eagle3", draft_all=model.draft,
     )  # fmt: skip
 
 
@@ -179,7 +178,7 @@ def _model_drafter(profile: Profile, config: ModelDrafter, tokenizer: ChatTokeni
             prefill_chunk=profile.engine.prefill_chunk,
             vocab_size=tokenizer.vocab_size,
             max_draft=config.max_draft,
-            with_logsumexp=config.min_confidence > 0,
+            with_logsumexp=True,
         ),
     )
     warm_up(model)

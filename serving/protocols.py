@@ -61,6 +61,11 @@ class DraftRequest:
         return self.max_draft if self.max_by_source is None else min(self.max_draft, self.max_by_source.cache)
 
     @property
+    def model_floor(self) -> float:
+        """How likely all of a model's draft up to a token must be for that token to be worth its row."""
+        return 0.0 if self.max_by_source is None else self.max_by_source.model_floor
+
+    @property
     def model_limit(self) -> int:
         """The most tokens that a model may draft."""
         return self.max_draft if self.max_by_source is None else min(self.max_draft, self.max_by_source.model)

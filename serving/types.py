@@ -69,12 +69,14 @@ EMPTY_DRAFT = Draft()
 class DraftLimits:
     """The most tokens to draft in a round, by what drafting costs: a look-up next to nothing, a model its passes.
 
-    `model_rate` is what a round with a draft of the model is expected to emit, and `row_price` what each row of a draft
-    costs, both in the tokens that plain decoding emits in the same time. As they stand where nothing was measured.
+    A model ends its draft before a token that is reached and right with a probability below `model_floor`. `model_rate`
+    is what a round with a draft of the model is expected to emit, and `row_price` what each row of a draft costs, both
+    in the tokens that plain decoding emits in the same time. As they stand where nothing was measured.
     """
 
     cache: int
     model: int
+    model_floor: float = 0.0
     model_rate: float = 1.0
     row_price: float = 0.0
 
@@ -82,6 +84,17 @@ class DraftLimits:
     def most(self) -> int:
         """Of any source; 0 asks nobody."""
         return max(self.cache, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStops:
+    """Where a model ends the drafts of a batch: after `most` i64[T] tokens, before one less likely than `least`, or
+    before one that is less likely, together with all before it, than `floors` f32[T].
+    """
+
+    most: npt.NDArray[np.int64]
+    floors: npt.NDArray[np.float32]
+    least: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """How many tokens to draft for each session: as many as pay, none where speculation costs more than it gives.
 
+Where the drafter knows how likely its tokens are, a draft ends before the first that does not pay; else K follows from
+how far the session's drafts were right lately.
+
 Everything is counted in tokens that plain decoding would emit in the same time, at the batch size of the round: a
 drafted token costs its row and its share of drafting, an accepted token gives one. Each session has an account of gains
 and costs, which starts with a small credit and earns an allowance a round. It drafts only while its balance is not
@@ -45,10 +48,11 @@ _MOST_RISE = 4.0  # a draft, or a reading, that was held up is no measure of the
 class DraftPolicy(Protocol):
     """Decides K for each session and round."""
 
-    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+    def limits(self, session_id: str, batch_size: int, num_tokens: int, *, is_greedy: bool = True) -> DraftLimits:
         """The most tokens to draft for a session in the coming round; where `most` is 0 nothing is asked for.
 
-        `num_tokens` is the length of its text, prompt included.
+        `num_tokens` is the length of its text, prompt included. Of a session that is not greedy no drafter can tell how
+        likely its tokens are to be accepted.
         """
         ...
 
@@ -73,7 +77,7 @@ class FixedDrafts:
     def __init__(self, max_draft: int) -> None:
         self._max_draft = max_draft
 
-    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
+    def limits(self, session_id: str, batch_size: int, num_tokens: int, *, is_greedy: bool = True) -> DraftLimits:
         return DraftLimits(self._max_draft, self._max_draft)
 
     def observe(self, session_id: str, batch_size: int, draft: Draft, num_accepted: int) -> None:
@@ -93,6 +97,8 @@ class FixedDrafts:
 class _Account:
     """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens.
 
+    `asked` counts its rounds with this drafter, `won` what they accepted and `spent` what they cost, decayed as well;
+    `belief` is what the estimate from before the first of them still weighs, in rounds.
     `length` is that of its text, `num_read` what of it the drafter has read. A reading that is under way has
     `num_unread` positions, of which the fund has paid `read_s`. The fund has paid `paid` tokens in all, last in a batch
     of `paid_at`, and drafts gained `gained`.
@@ -101,6 +107,10 @@ class _Account:
     tried: float
     accepted: float
     balance: float
+    belief: float = 1.0
+    asked: float = 0.0
+    won: float = 0.0
+    spent: float = 0.0
     length: int = 0
     num_read: int = 0
     num_unread: int = 0
@@ -114,6 +124,13 @@ class _Account:
     def acceptance(self) -> float:
         """Probability that a draft token is accepted once those before it are."""
         return self.accepted / self.tried
+
+    def add_round(self, won: int, spent: float) -> None:
+        """One more round with this drafter."""
+        self.belief *= _MEMORY
+        self.asked = _MEMORY * self.asked + 1.0
+        self.won = _MEMORY * self.won + won
+        self.spent = _MEMORY * self.spent + spent
 
     def grow(self, length: int) -> None:
         """The text has now `length` tokens."""
@@ -130,11 +147,14 @@ class Guard:
     """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only.
 
     `token_s` is what drafting a token takes by a measurement at start-up; 0 where that is next to nothing, or unknown.
+    `is_judged`: the drafter says how likely its tokens are and ends a draft at `floor`, so that K need not be guessed
+    from how far drafts were right on average.
     """
 
-    def __init__(self, costs: CostModel, *, max_draft: int, token_s: float = 0.0) -> None:
+    def __init__(self, costs: CostModel, *, max_draft: int, token_s: float = 0.0, is_judged: bool = False) -> None:
         self._costs = costs
         self._max_draft = max_draft
+        self._is_judged = is_judged
         self._accounts: dict[str, _Account] = {}
         self._num_opened = 0
         self._acceptance = _PRIOR_ACCEPTANCE
@@ -147,12 +167,13 @@ class Guard:
         self._token_s = token_s
         self._rows = 0
 
-    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
-        limit = self.limit(session_id, batch_size, num_tokens)
-        return DraftLimits(limit, limit)
+    def limits(self, session_id: str, batch_size: int, num_tokens: int, *, is_greedy: bool = True) -> DraftLimits:
+        floor = self.floor(batch_size, is_greedy=is_greedy)
+        limit = self.limit(session_id, batch_size, num_tokens, floor=floor)
+        return DraftLimits(limit, limit, model_floor=floor)
 
-    def limit(self, session_id: str, batch_size: int, num_tokens: int) -> int:
-        """K of a drafter with one source."""
+    def limit(self, session_id: str, batch_size: int, num_tokens: int, *, floor: float = 0.0) -> int:
+        """K of a drafter with one source; all there may be where a draft ends at `floor` by itself."""
         account = self._account(session_id)
         account.grow(num_tokens)
         account.balance = min(_MOST_SAVED, account.balance + ALLOWANCE)
@@ -160,6 +181,8 @@ class Guard:
         if not self._may_draft(account, batch_size):
             account.is_behind = True
             return 0
+        if floor > 0.0:
+            return self._max_draft
         price = max(self._token_price(batch_size), _LEAST_PRICE)
         acceptance = account.acceptance
         if acceptance <= price:
@@ -168,18 +191,35 @@ class Guard:
             return self._max_draft
         return min(self._max_draft, int(math.log(price) / math.log(acceptance)))
 
+    def floor(self, batch_size: int, *, is_greedy: bool) -> float:
+        """How likely a drafted token must be to be right, with all before it, to pay; 0 where nobody can tell.
+
+        By what each token costs where all are drafted: the first row beside the plain one costs more than the others,
+        which would not be reached if it had to pay for itself.
+        """
+        if not (self._is_judged and is_greedy):
+            return 0.0
+        rows = self._costs.price(batch_size, batch_size * (1 + self._max_draft))
+        return max(_LEAST_PRICE, rows + self._costs.plain_tokens(self._token_s, batch_size))
+
     def row_price(self, batch_size: int) -> float:
         """What one row more for each session costs, in tokens."""
         return self._costs.next_price(batch_size, max(self._rows, batch_size))
 
     def rate(self, session_id: str, batch_size: int, num_drafted: int) -> float:
-        """Tokens that a round with a draft of so many is expected to emit, by those of plain decoding in its time."""
+        """Tokens that a round with a draft of so many is expected to emit, by those of plain decoding in its time.
+
+        Of rounds that were, as many as there are: a draft may end before it has so many tokens.
+        """
         if num_drafted == 0:
             return 1.0
         account = self._account(session_id)
-        emitted = sum(account.acceptance**n for n in range(num_drafted + 1))
+        believed = sum(account.acceptance**n for n in range(1, num_drafted + 1))
+        num_rounds = account.belief + account.asked
+        won = (account.belief * believed + account.won) / num_rounds
+        spent = (account.belief * num_drafted * self._token_price(batch_size) + account.spent) / num_rounds
         reading = self._reading_cost(account, batch_size) if account.is_behind else 0.0
-        return emitted / (1.0 + num_drafted * self._token_price(batch_size) + reading)
+        return (1.0 + won) / (1.0 + spent + reading)
 
     def fall_behind(self, session_id: str) -> None:
         """The session's round was drafted for by somebody else."""
@@ -199,6 +239,7 @@ class Guard:
         rows = max(self._rows, batch_size + num_drafted)
         asking = min(_MOST_ASKED, self._costs.plain_tokens(self._ask_s, batch_size))
         cost = num_drafted * self._costs.price(batch_size, rows) + asking
+        account.add_round(num_accepted, cost)
         account.balance += num_accepted - cost
         account.gained += num_accepted - cost
         self._fund.earn(num_accepted - cost)

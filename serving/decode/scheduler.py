@@ -234,7 +234,9 @@ class Scheduler:
     def _start_drafts(self, batch: list[_Running]) -> None:
         ready = [run for run in batch if run.is_prefilled and run.session.draft_room > 0]
         limits = {
-            session.request_id: self._policy.limits(session.request_id, len(batch), len(session.tokens))
+            session.request_id: self._policy.limits(
+                session.request_id, len(batch), len(session.tokens), is_greedy=session.sampling.is_greedy
+            )
             for session in (run.session for run in ready)
         }
         if limits:

@@ -21,11 +21,13 @@ class SourceGuard:
         self._limits: dict[str, DraftLimits] = {}
         self._lookup_s: float | None = None  # of one session; known once a round did without the model
 
-    def limits(self, session_id: str, batch_size: int, num_tokens: int) -> DraftLimits:
-        num_modelled = self._model.limit(session_id, batch_size, num_tokens)
+    def limits(self, session_id: str, batch_size: int, num_tokens: int, *, is_greedy: bool = True) -> DraftLimits:
+        floor = self._model.floor(batch_size, is_greedy=is_greedy)
+        num_modelled = self._model.limit(session_id, batch_size, num_tokens, floor=floor)
         limits = DraftLimits(
             self._cache.limit(session_id, batch_size, num_tokens),
             num_modelled,
+            model_floor=floor,
             model_rate=self._model.rate(session_id, batch_size, num_modelled),
             row_price=self._model.row_price(batch_size),
         )

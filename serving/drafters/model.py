@@ -9,12 +9,13 @@ import numpy as np
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
 from serving.requests import Sampling
-from serving.types import Draft, DraftSource, Ids, as_ids
+from serving.types import Draft, DraftSource, DraftStops, Ids, as_ids
 
 _OTHER_NOISE = 0x5DEECE66D
 
-# So many greedy tokens behind each text, whose last token the model has just said; None where it says one a call.
-Chain: TypeAlias = Callable[[Sequence[ScoreRequest], int], list[Ids] | None]
+# Greedy drafts behind texts in one call, None for a text whose prompt is still being fed; None for all where the model
+# is asked token by token.
+DraftAll: TypeAlias = Callable[[Sequence[ScoreRequest], DraftStops], list[Draft | None] | None]
 
 
 @dataclass
@@ -26,8 +27,10 @@ class _Drafting:
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    reach: float = 1.0  # how likely all of `tokens` are
     num_passes: int = 0
     is_stopped: bool = False
+    whole: Draft | None = None
 
     @property
     def is_open(self) -> bool:
@@ -39,7 +42,23 @@ class _Drafting:
         asked = self.request
         return ScoreRequest(asked.session_id, ids, sampling=self.sampling, prompt_len=asked.prompt_len)
 
+    def add(self, token: int, confidence: float, *, least: float) -> None:
+        """Draft `token`, or end the draft before it."""
+        self.num_passes += 1
+        self.reach *= confidence
+        if confidence < least or self.reach < self.request.model_floor:
+            self.is_stopped = True
+            return
+        self.tokens.append(token)
+        self.confidences.append(confidence)
+
+    def take(self, draft: Draft | None) -> None:
+        """All of the draft at once, None for none this round."""
+        self.is_stopped, self.whole = True, draft
+
     def draft(self, source: DraftSource) -> Draft:
+        if self.whole is not None:
+            return self.whole
         if not self.tokens:
             return Draft(num_passes=self.num_passes)
         confidences = np.array(self.confidences, dtype=np.float32)
@@ -49,23 +68,24 @@ class _Drafting:
 class ModelDrafter:
     """A draft LM, or a head that behaves as one. Where its own context ends, speculation ends; the request goes on.
 
-    `min_confidence` > 0 ends a draft before the first token whose probability is below it (the model must then
-    return logsumexp). A sampled request is drafted with the target's own noise, which makes equal picks likely;
-    not so if `is_coupled` is false, for comparison. `chain` is the model's, if it can go on by itself.
+    A draft ends before the first token whose probability is below `min_confidence`, or that is reached and right less
+    likely than its request wants (the model must return logsumexp, else all tokens pass for certain). A sampled
+    request is drafted with the target's own noise, which makes equal picks likely; not so if `is_coupled` is false,
+    for comparison. `draft_all` is the model's, if it can draft by itself.
     """
 
     degraded = False
 
     def __init__(
         self, model: ScoringModel, *, max_length: int, min_confidence: float = 0.0, is_coupled: bool = True,
-        source: DraftSource = "model", chain: Chain | None = None,
+        source: DraftSource = "model", draft_all: DraftAll | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._source = source
         self._max_length = max_length
         self._min_confidence = min_confidence
         self._is_coupled = is_coupled
-        self._chain = chain
+        self._draft_all = draft_all
         self._open: set[str] = set()
 
     @property
@@ -78,9 +98,9 @@ class ModelDrafter:
         for entry in drafting:
             if entry.is_open and entry.request.session_id not in self._open:
                 entry.is_stopped = not self._has_opened(entry.request)
+        self._draft_at_once([entry for entry in drafting if entry.is_open and entry.sampling.is_greedy])
         while active := [entry for entry in drafting if entry.is_open]:
             self._extend(active)
-            self._go_on([entry for entry in active if entry.is_open])
         return ReadyDrafts([entry.draft(self._source) for entry in drafting])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -107,6 +127,20 @@ class ModelDrafter:
     def _room(self, request: DraftRequest) -> int:
         return min(request.max_draft, self._max_length - len(request.ids))
 
+    def _draft_at_once(self, active: Sequence[_Drafting]) -> None:
+        """Whole drafts in one call, where the model takes it."""
+        if self._draft_all is None or not active:
+            return
+        stops = DraftStops(
+            np.array([entry.room for entry in active]),
+            np.array([entry.request.model_floor for entry in active], dtype=np.float32),
+            self._min_confidence,
+        )
+        drafts = self._draft_all([entry.score_request for entry in active], stops)
+        if drafts is not None:
+            for entry, draft in zip(active, drafts, strict=True):
+                entry.take(draft)
+
     def _extend(self, active: Sequence[_Drafting]) -> None:
         """One more token for each; a request whose prompt is still being fed gets no draft this round."""
         tables = self._model.score([entry.score_request for entry in active])
@@ -114,25 +148,5 @@ class ModelDrafter:
             if table is None:
                 entry.is_stopped = True
                 continue
-            entry.num_passes += 1
             confidence = 1.0 if table.logsumexp is None else float(np.exp(table.next_logits[0] - table.logsumexp[0]))
-            if confidence < self._min_confidence:
-                entry.is_stopped = True
-                continue
-            entry.tokens.append(int(table.next_ids[0]))
-            entry.confidences.append(confidence)
-
-    def _go_on(self, active: Sequence[_Drafting]) -> None:
-        """All further tokens of drafts whose confidence nobody asks for, where the model says them in one call."""
-        if self._chain is None or self._min_confidence or not all(entry.sampling.is_greedy for entry in active):
-            return
-        while active:
-            count = min(entry.room - len(entry.tokens) for entry in active)
-            said = self._chain([entry.score_request for entry in active], count)
-            if said is None:
-                return
-            for entry, tokens in zip(active, said, strict=True):
-                entry.tokens += tokens.tolist()
-                entry.confidences += [1.0] * count
-                entry.num_passes += count
-            active = [entry for entry in active if entry.is_open]
+            entry.add(int(table.next_ids[0]), confidence, least=self._min_confidence)

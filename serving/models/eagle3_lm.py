@@ -19,14 +19,14 @@ from torch import Tensor
 from serving.models.attention import has_flash
 from serving.models.eagle3 import NUM_FEATURES
 from serving.models.eagle3_checkpoint import load_eagle3
-from serving.models.eagle3_runner import Eagle3Runner, kv_shape, runner_of
+from serving.models.eagle3_runner import DraftingRunner, Eagle3Runner, kv_shape, runner_of
 from serving.models.kv_store import KVStore, Row
 from serving.models.loading import LoadOptions, default_device, torch_dtype
 from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
 from serving.models.packed import CATCH_UP, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
-from serving.types import Ids, ScoreTable, as_ids
+from serving.types import Draft, DraftStops, Ids, ScoreTable, as_ids
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class FeatureSource(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class _Reading:
     """One request while its positions are read; `next` is the first position still to be read.
 
@@ -63,8 +63,31 @@ class _Reading:
         return self.request.ids[1:]
 
     @property
+    def num_left(self) -> int:
+        return len(self.following) - self.next
+
+    @property
+    def next_segment(self) -> Segment:
+        """One position."""
+        return Segment(self.row, self.following, self.next, self.next + 1)
+
+    @property
     def is_done(self) -> bool:
-        return self.next >= len(self.following)
+        return self.num_left <= 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Unread:
+    """Positions of a request that are read in one pass, with the target's features or, one alone, on a stand-in."""
+
+    reading: _Reading
+    segment: Segment
+    features: Tensor | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the token behind the text comes of it."""
+        return self.segment.stop == len(self.reading.following)
 
 
 class Eagle3LM:
@@ -78,6 +101,7 @@ class Eagle3LM:
         prefill_chunk: int, with_logsumexp: bool = False,
     ) -> None:  # fmt: skip
         self._runner = runner
+        self._drafting = runner if isinstance(runner, DraftingRunner) else None
         self._store = store
         self._features = features
         self._target_ids = target_ids
@@ -106,46 +130,44 @@ class Eagle3LM:
             raise ValueError("an EAGLE-3 head only drafts: num_rows must be 1")
         with torch.inference_mode():
             readings = [self._start(request) for request in requests]
-            self._read_true(readings)
+            self._read_true(self._known(readings))
             while waiting := [reading for reading in readings if self._may_go_on(reading)]:
                 self._read_stand_ins(waiting)
             return list(self._tables(readings))
 
-    @property
-    def has_chains(self) -> bool:
-        """Whether `chain` can say anything."""
-        return self._runner.has_chains
+    def draft(self, requests: Sequence[ScoreRequest], stops: DraftStops) -> list[Draft | None] | None:
+        """Greedy drafts behind each text, in one call; None for one that has nothing to draft from, as `score` has it.
 
-    def chain(self, requests: Sequence[ScoreRequest], count: int) -> list[Ids] | None:
-        """`count` greedy tokens behind each text, whose last token this head has just said; None where it must be asked
-        token by token.
+        None for all where this head must be asked token by token.
         """
-        rows = [self._store.row(request.session_id) for request in requests]
-        if not all(self._has_just_said(row, request, count) for row, request in zip(rows, requests, strict=True)):
+        if self._drafting is None:
             return None
-        starts = [row.length for row in rows]
-        segments = [Segment(row, r.ids[1:], row.length, row.length + 1) for row, r in zip(rows, requests, strict=True)]
         with torch.inference_mode():
-            before = self._slots([row.index for row in rows], [(start - 1) % _KEPT for start in starts])
-            g = self._outputs.flatten(0, 1).index_select(0, before)
-            found = self._runner.chain(g, pack(segments, self._store), self._store, count)
-            if found is None:
-                return None
-            tokens, outs = found
-            for i, out in enumerate(outs):  # not all at once: see `KVStore.keep_features`
-                kept = self._slots([row.index for row in rows], [(start + i) % _KEPT for start in starts])
-                self._outputs.flatten(0, 1).index_copy_(0, kept, out)
-        said = [as_ids(column) for column in tokens.T.cpu().numpy()]
-        for row, start, request, one in zip(rows, starts, requests, said, strict=True):
-            row.ids[start] = request.ids[-1]
-            row.ids[start + 1 : start + count] = one[:-1]
-            row.length = start + count
-        return said
+            readings = [self._start(request) for request in requests]
+            lasts = self._read_up_to_last(readings)
+            if not lasts:
+                return [None] * len(requests)
+            indices = [readings.index(one.reading) for one in lasts]
+            room = [self._last_kept(one.segment.row) - one.segment.stop + 2 for one in lasts]
+            most = np.minimum(stops.most[indices], room)
+            for one in lasts:
+                one.segment.row.length = min(one.segment.row.length, one.segment.start)  # see `_read`
+            said = self._drafting.draft(
+                self._inputs(lasts), self._outputs, pack([one.segment for one in lasts], self._store), self._store,
+                DraftStops(most, stops.floors[indices], stops.least),
+            )  # fmt: skip
+        drafts: list[Draft | None] = [None] * len(requests)
+        for i, (index, one) in enumerate(zip(indices, lasts, strict=True)):
+            drafts[index] = draft = said.of(i)
+            self._follow(one.segment, draft)
+        return drafts
 
-    def _has_just_said(self, row: Row, request: ScoreRequest, count: int) -> bool:
-        """Whether `count` positions can be read on, from the one that the last token of the text came from."""
-        is_next = row.length == len(request.ids) - 2 == row.shared_prefix(request.ids[1:])
-        return is_next and row.length > 0 and row.length + count - 1 <= self._last_kept(row)
+    def _follow(self, segment: Segment, draft: Draft) -> None:
+        """Note that the row has now read `segment` and what was drafted behind it but the last token said."""
+        row, read = segment.row, draft.ids[: max(0, draft.num_passes - 1)]
+        row.ids[segment.start : segment.stop] = segment.ids[segment.start : segment.stop]
+        row.ids[segment.stop : segment.stop + len(read)] = read
+        row.length = segment.stop + len(read)
 
     def _last_kept(self, row: Row) -> int:
         """The last position whose output does not take the place of that of the last true one."""
@@ -159,11 +181,10 @@ class Eagle3LM:
         self._num_true[row.index] = min(int(self._num_true[row.index]), start)
         return _Reading(request, row, start)
 
-    def _read_true(self, readings: Sequence[_Reading]) -> None:
-        """What this call reads of the positions, of all requests, whose features the target knows; one pass."""
+    def _known(self, readings: Sequence[_Reading]) -> list[_Unread]:
+        """What this call reads of the positions, of all requests, whose features the target knows."""
         budget = self._prefill_chunk
-        found: list[tuple[_Reading, Segment]] = []
-        features: list[Tensor] = []
+        found: list[_Unread] = []
         for reading in readings:
             start = int(self._num_true[reading.row.index])
             known = self._features.features(reading.request.session_id, reading.request.ids[:-1], start)
@@ -172,14 +193,40 @@ class Eagle3LM:
                 known = known[:budget]
                 budget -= len(known)
             if len(known):
-                found.append((reading, Segment(reading.row, reading.following, start, start + len(known))))
-                features.append(known)
-        if not found:
+                segment = Segment(reading.row, reading.following, start, start + len(known))
+                found.append(_Unread(reading, segment, known))
+        return found
+
+    def _read_true(self, unread: Sequence[_Unread]) -> None:
+        """Read positions whose features are known; one pass."""
+        if not unread:
             return
-        self._read([reading for reading, _ in found], [segment for _, segment in found],
-                   self._runner.project(torch.cat(features)))  # fmt: skip
-        for reading, segment in found:
-            self._num_true[reading.row.index] = segment.stop
+        self._read([one.reading for one in unread], [one.segment for one in unread], self._inputs(unread))
+        for one in unread:
+            self._num_true[one.segment.row.index] = one.segment.stop
+
+    def _read_up_to_last(self, readings: Sequence[_Reading]) -> list[_Unread]:
+        """What the drafts begin with, nothing where nothing can be drafted; everything before it has been read."""
+        known = self._known(readings)
+        lasts = [one for one in known if one.is_last]
+        self._read_true([one for one in known if not one.is_last])
+        begun = {one.reading for one in lasts}
+        others = [reading for reading in readings if reading not in begun and self._may_go_on(reading)]
+        while waiting := [reading for reading in others if reading.num_left > 1 and self._may_go_on(reading)]:
+            self._read_stand_ins(waiting)
+        for one in lasts:  # should the pass fail, `_start` finds how far the row is
+            self._num_true[one.segment.row.index] = one.segment.stop
+        return lasts + [_Unread(reading, reading.next_segment) for reading in others if self._may_go_on(reading)]
+
+    def _inputs(self, unread: Sequence[_Unread]) -> Tensor:
+        """g [N, H] of all positions: those with features come first."""
+        true = [one.features for one in unread if one.features is not None]
+        stand_ins = [one.segment for one in unread if one.features is None]
+        parts = [self._runner.project(torch.cat(true))] if true else []
+        if stand_ins:
+            before = self._slots([s.row.index for s in stand_ins], [(s.start - 1) % _KEPT for s in stand_ins])
+            parts.append(self._outputs.flatten(0, 1).index_select(0, before))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _may_go_on(self, reading: _Reading) -> bool:
         """Whether there is more to read, whose feature the target lacks and the output before is kept."""
@@ -188,10 +235,8 @@ class Eagle3LM:
 
     def _read_stand_ins(self, readings: Sequence[_Reading]) -> None:
         """One position of each request, on the head's own output of the one before."""
-        rows = [reading.row.index for reading in readings]
-        slots = [(reading.next - 1) % _KEPT for reading in readings]
-        segments = [Segment(r.row, r.following, r.next, r.next + 1) for r in readings]
-        self._read(readings, segments, self._outputs.flatten(0, 1).index_select(0, self._slots(rows, slots)))
+        unread = [_Unread(reading, reading.next_segment) for reading in readings]
+        self._read(readings, [one.segment for one in unread], self._inputs(unread))
 
     def _read(self, readings: Sequence[_Reading], segments: Sequence[Segment], g: Tensor) -> None:
         for segment in segments:  # should the pass fail, nobody takes half-written slots for what they were

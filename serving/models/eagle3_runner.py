@@ -3,7 +3,7 @@
 T packed positions; H hidden size of the head, F features a position, Vd draft vocabulary.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +13,14 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from serving.models.attention import attend_packed
 from serving.models.eagle3 import Eagle3Head
 from serving.models.kv_store import KVShape, KVStore
-from serving.models.native import NativeKernels, load_native
+from serving.models.native import HeadDrafts, NativeKernels, load_native
 from serving.models.native_layers import Geometry, LayerStack, NativeLayer, Panels, SideFields, WordsFields
 from serving.models.packed import PackedStep
+from serving.types import DraftStops
 
 
 class Eagle3Runner(Protocol):
     """The parts of a head."""
-
-    has_chains: bool
 
     def project(self, features: Tensor) -> Tensor:
         """g [T, H] of features [T, F]."""
@@ -35,10 +34,15 @@ class Eagle3Runner(Protocol):
         """float32 [T, Vd]"""
         ...
 
-    def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> tuple[Tensor, Tensor] | None:
-        """`count` greedy steps from the step's tokens and g [T, H] on: target ids i64[count, T], outputs [count, T, H].
 
-        None without `has_chains`: this runner takes single steps.
+@runtime_checkable
+class DraftingRunner(Eagle3Runner, Protocol):
+    """One that takes all steps of a draft at once."""
+
+    def draft(self, g: Tensor, kept: Tensor, step: PackedStep, store: KVStore, stops: DraftStops) -> HeadDrafts:
+        """Greedy drafts, one a segment of `step`, which is read first as by `forward`.
+
+        The outputs of each segment's last position and of all steps go into kept[row, position % its size].
         """
         ...
 
@@ -58,8 +62,6 @@ def kv_shape(head: Eagle3Head) -> KVShape:
 
 class TorchEagle3:
     """By the head's own modules, on its device."""
-
-    has_chains = False
 
     def __init__(self, head: Eagle3Head, *, max_length: int) -> None:
         self._head = head
@@ -84,14 +86,9 @@ class TorchEagle3:
     def logits(self, out: Tensor) -> Tensor:
         return self._head.logits(out).float()
 
-    def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> None:
-        return None
-
 
 class NativeEagle3:
     """On the CPU kernels: weights packed in their dtype, activations float32."""
-
-    has_chains = True
 
     def __init__(self, head: Eagle3Head, kernels: NativeKernels, *, max_length: int) -> None:
         config, layer = head.config, head.midlayer
@@ -126,8 +123,8 @@ class NativeEagle3:
         self._kernels.joining_layer(self._stack, g, self._side(embedded), step, store)
         return g
 
-    def chain(self, g: Tensor, step: PackedStep, store: KVStore, count: int) -> tuple[Tensor, Tensor]:
-        return self._kernels.chain(self._stack, g, self._side(None), self._words, step, store, count)
+    def draft(self, g: Tensor, kept: Tensor, step: PackedStep, store: KVStore, stops: DraftStops) -> HeadDrafts:
+        return self._kernels.draft(self._stack, g, self._side(None), self._words, kept, step, store, stops)
 
     def _side(self, embedded: Tensor | None) -> SideFields:
         x = None if embedded is None else embedded.data_ptr()

@@ -18,8 +18,17 @@ from torch import Tensor
 from serving.compiling import load_library
 from serving.models.big_pages import BigPages
 from serving.models.kv_store import KVStore
-from serving.models.native_layers import LayerStack, Panels, SideFields, StepFields, WordsFields
+from serving.models.native_layers import (
+    DraftsFields,
+    KeptFields,
+    LayerStack,
+    Panels,
+    SideFields,
+    StepFields,
+    WordsFields,
+)
 from serving.models.packed import PackedStep
+from serving.types import Draft, DraftStops
 
 _SOURCE = Path(__file__).with_name("kernels") / "kernels.cpp"
 _POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -37,6 +46,31 @@ class DrawPlan:
     keys: npt.NDArray[np.uint32]
 
 
+@dataclass(frozen=True)
+class HeadDrafts:
+    """What a head says for T sequences: tokens [T, most] and their probabilities, of which `drafted` [T] count, and how
+    many it thought of, `steps` [T].
+    """
+
+    tokens: npt.NDArray[np.int64]
+    confidences: npt.NDArray[np.float32]
+    drafted: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, num_sequences: int, most: int) -> "HeadDrafts":
+        tokens, confidences = (np.zeros((num_sequences, most), dtype) for dtype in (np.int64, np.float32))
+        return cls(tokens, confidences, np.zeros(num_sequences, np.int64), np.zeros(num_sequences, np.int64))
+
+    def of(self, index: int) -> Draft:
+        """What it drafts for one sequence."""
+        count, num_passes = int(self.drafted[index]), int(self.steps[index])
+        if count == 0:
+            return Draft(num_passes=num_passes)
+        tokens, confidences = self.tokens[index, :count].astype(np.int32), self.confidences[index, :count]
+        return Draft(tokens, "eagle3", confidences, num_passes=num_passes)
+
+
 class NativeKernels:
     """The kernels, on torch tensors. Activations are contiguous float32; T rows, K in, N out, D per head."""
 
@@ -50,7 +84,7 @@ class NativeKernels:
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
         self._layers = _bind(library.dh_layers, p, n, p, p, p, p, p, p, p)
         self._joining_layer = _bind(library.dh_joining_layer, p, p, p, p, p, p, p, p)
-        self._chain = _bind(library.dh_chain, p, p, p, p, p, p, p, n, p, p, p, p, p)
+        self._draft = _bind(library.dh_draft, p, p, p, p, p, p, p, p, p, n, p, p, p)
         self._scratch_size = library.dh_scratch_size
         self._scratch_size.argtypes, self._scratch_size.restype = [p, n], n
         self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
@@ -125,15 +159,14 @@ class NativeKernels:
 
         So does what enters the store's feature layers.
         """
-        inputs = hidden.new_empty(len(store.feature_layers), *hidden.shape)
         scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
         places = StepFields(step.num_tokens, store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
         keys, values = stack.caches(store)
+        features = stack.features(store)
         self._layers(
             stack.layers, len(stack.layers), byref(stack.shape), byref(places), keys, values,
-            stack.inputs(dict(zip(store.feature_layers, inputs, strict=True))), hidden.data_ptr(), scratch.data_ptr(),
+            None if features is None else byref(features), hidden.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
-        store.keep_features(step.rows, step.positions, inputs)
 
     def joining_layer(
         self, stack: LayerStack, hidden: Tensor, side: SideFields, step: PackedStep, store: KVStore
@@ -147,24 +180,30 @@ class NativeKernels:
             byref(side), hidden.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
 
-    def chain(
-        self, stack: LayerStack, g: Tensor, side: SideFields, words: WordsFields, step: PackedStep, store: KVStore,
-        count: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`count` greedy steps of a head's one layer: target ids i64[count, T] and what the layer said, [count, T, H].
+    def draft(
+        self, stack: LayerStack, g: Tensor, side: SideFields, words: WordsFields, kept: Tensor, step: PackedStep,
+        store: KVStore, stops: DraftStops,
+    ) -> HeadDrafts:  # fmt: skip
+        """Greedy drafts by a head's one layer, one a segment of `step`, whose N positions are read first, with g[N, H].
 
-        The first step reads the step's tokens at its places and g[T, H], each later one the next position.
+        What the layer says goes into kept[rows, size, H], at each position modulo `size`; g is overwritten.
         """
-        tokens, outs = torch.empty(count, len(g), dtype=torch.int64), g.new_empty(count, *g.shape)
-        scratch = torch.empty(self._scratch_size(byref(stack.shape), len(g)))
-        places = StepFields(len(g), store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
-        stack.caches(store)
-        self._chain(
-            stack.layers, byref(stack.shape), byref(places), store.keys[0].data_ptr(), store.values[0].data_ptr(),
-            byref(side), byref(words), count, step.ids.data_ptr(), g.data_ptr(), tokens.data_ptr(), outs.data_ptr(),
-            scratch.data_ptr(),
+        said = HeadDrafts.empty(len(step.segments), int(stops.most.max(initial=1)))
+        lengths = np.array([segment.stop - segment.start for segment in step.segments])
+        scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
+        places = StepFields(step.num_tokens, store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
+        drafts = DraftsFields(
+            lengths.ctypes.data, stops.most.ctypes.data, stops.floors.ctypes.data, stops.least,
+            said.tokens.shape[1], said.tokens.ctypes.data, said.confidences.ctypes.data, said.drafted.ctypes.data,
+            said.steps.ctypes.data,
         )  # fmt: skip
-        return tokens, outs
+        stack.caches(store)
+        self._draft(
+            stack.layers, byref(stack.shape), byref(places), store.keys[0].data_ptr(), store.values[0].data_ptr(),
+            byref(side), byref(words), byref(KeptFields(kept.data_ptr(), kept.shape[1])), byref(drafts), len(lengths),
+            step.ids.data_ptr(), g.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return said
 
     def attend(
         self, qkv: Tensor, cache: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], out: Tensor,

@@ -1,10 +1,11 @@
 """Weights in the form that the native kernels take: matrices in panels, layers as C structures (kernels/layer.h)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import Array, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,29 @@ class WordsFields(Structure):
     """`struct Words`: panels of embedding and head rows, the norm before them, i64 target ids and their number."""
 
     _fields_ = [(name, c_void_p) for name in ("embedding", "lm_head", "norm", "target_ids")] + [("size", c_int64)]
+
+
+class KeptFields(Structure):
+    """`struct Kept`: a head's outputs at its last positions, float32 [rows, size, H]."""
+
+    _fields_ = [("outputs", c_void_p), ("size", c_int64)]
+
+
+class DraftsFields(Structure):
+    """`struct Drafts`: what is asked of each sequence, and where what came of it goes."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("lengths", "most", "floors")),
+        ("least", c_float),
+        ("stride", c_int64),
+        *((name, c_void_p) for name in ("tokens", "confidences", "drafted", "steps")),
+    ]
+
+
+class FeaturesFields(Structure):
+    """`struct Features`: slots of `width` numbers, and i64 where a layer's input begins in them, -1 for nowhere."""
+
+    _fields_ = [("slots", c_void_p), ("width", c_int64), ("offsets", c_void_p)]
 
 
 class StepFields(Structure):
@@ -129,6 +153,8 @@ class LayerStack:
         )  # fmt: skip
         self._store: KVStore | None = None
         self._caches: tuple[Any, Any] = (None, None)
+        self._featured: KVStore | None = None
+        self._features: FeaturesFields | None = None
 
     def caches(self, store: KVStore) -> tuple[Any, Any]:
         """Pointers to the keys and the values of each layer in `store`."""
@@ -140,12 +166,15 @@ class LayerStack:
             self.shape.cache_is_bf16 = store.dtype == torch.bfloat16
         return self._caches
 
-    def inputs(self, tensors: Mapping[int, Tensor]) -> Array[c_void_p]:
-        """Pointers, one a layer and one behind the last: where what enters it is to be copied, null for nowhere."""
-        pointers = (c_void_p * (len(self.layers) + 1))()
-        for index, tensor in tensors.items():
-            pointers[index] = tensor.data_ptr()
-        return pointers
+    def features(self, store: KVStore) -> FeaturesFields | None:
+        """Where `store` keeps what enters its feature layers; None where it has none."""
+        if store.feature_layers and store is not self._featured:
+            self._featured = store
+            self._offsets = np.full(len(self.layers) + 1, -1)
+            self._offsets[list(store.feature_layers)] = np.arange(len(store.feature_layers)) * store.hidden
+            width = store.features.shape[2]
+            self._features = FeaturesFields(store.features.data_ptr(), width, self._offsets.ctypes.data)
+        return self._features if store.feature_layers else None
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -1,5 +1,8 @@
 """The guard of two sources: each pays for itself, and who does not pay is left off alone."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from serving.decode.costs import CostModel
@@ -90,14 +93,49 @@ def test_the_model_s_rate_is_what_its_draft_emits_in_the_time_it_takes() -> None
     guard.record_drafts({"s": modelled(k)}, 0.001 * k + 0.006)  # 60 positions in 0.6 tokens
     guard.observe("s", 1, modelled(k), k)
     caught_up = guard.limits("s", 1, 61)
-    a, k = (2.0 * 0.9 + k) / (4.0 * 0.9 + k), caught_up.model
-    expected = 1 + sum(a**n for n in range(1, k + 1))
-    assert caught_up.model_rate == pytest.approx(expected / (1 + 0.2 * k))
+    a, most = (2.0 * 0.9 + k) / (4.0 * 0.9 + k), caught_up.model
+
+    def expected(*, rounds: list[tuple[int, float]], reading: float = 0.0) -> float:
+        """Of the belief before the first round and of all `rounds`; each weighs a tenth less with each later one."""
+        weights = [0.9 ** len(rounds), *(0.9**later for later in reversed(range(len(rounds))))]
+        won, spent = zip((sum(a**n for n in range(1, most + 1)), 0.2 * most), *rounds, strict=True)
+        return (1 + np.average(won, weights=weights)) / (1 + np.average(spent, weights=weights) + reading)
+
+    rounds = [(k, 0.2 * k)]
+    assert caught_up.model_rate == pytest.approx(expected(rounds=rounds))
     guard.record_drafts({"s": cached(2)}, LOOKUP_S)
     guard.observe("s", 1, cached(2), 2)
     behind = guard.limits("s", 1, 64)  # its last draft stood on 60
-    assert behind.model == k
-    assert behind.model_rate == pytest.approx(expected / (1 + 0.2 * k + 4 * 0.01), rel=1e-3)
+    assert behind.model == most
+    assert behind.model_rate == pytest.approx(expected(rounds=rounds, reading=4 * 0.01), rel=1e-3)
+
+
+def test_the_model_s_rate_is_that_of_drafts_which_end_early() -> None:
+    model = Guard(CostModel(COSTS), max_draft=4, token_s=0.001)
+    guard = SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=model)
+    for turn in range(60):  # half of the rounds end with a doubtful first token, the others with one that is right
+        assert guard.limits("s", 1, 60 + turn).model > 0
+        count = turn % 2
+        guard.record_drafts({"s": replace(modelled(count), num_passes=count + 1)}, 0.001 * (count + 1))
+        guard.observe("s", 1, modelled(count), count)
+    rate = guard.limits("s", 1, 121).model_rate
+    assert rate == pytest.approx((1 + 0.5) / (1 + 0.5 * 0.1 + 1.5 * 0.1), rel=0.03)
+
+
+def test_a_model_that_knows_how_likely_its_tokens_are_ends_drafts_where_they_do_not_pay() -> None:
+    model = Guard(CostModel(COSTS), max_draft=4, token_s=0.001, is_judged=True)
+    guard = SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=model)
+    for turn in range(20):
+        limits = guard.limits("s", 1, 60 + turn)
+        assert limits.model == 4  # though the second token is never right
+        assert limits.model_floor == pytest.approx(0.1 + 0.1)
+        guard.record_drafts({"s": replace(modelled(1), num_passes=2)}, 0.001 * 2)
+        guard.observe("s", 1, modelled(1), 1)
+    loaded = guard.limits("s", 8, 81)
+    assert loaded.model_floor == pytest.approx(CostModel(COSTS).price(8, 40) + 0.001 * 8 / 0.017)
+    sampled = guard.limits("s", 1, 82, is_greedy=False)  # its noise decides together with the target's
+    assert sampled.model_floor == 0.0
+    assert 0 < sampled.model <= 4
 
 
 def test_where_no_model_may_draft_its_rate_is_plain_decoding_s() -> None:

@@ -10,7 +10,7 @@ from serving.decode.offline import complete
 from serving.drafters.model import ModelDrafter
 from serving.protocols import DraftRequest, ScoreRequest
 from serving.requests import Sampling
-from serving.types import Ids, ScoreTable, as_ids
+from serving.types import Draft, DraftLimits, DraftStops, ScoreTable, as_ids
 from tests.decode.scripted import ScriptedModel, arithmetic, make_scheduler, plain, request
 
 
@@ -52,41 +52,58 @@ def test_case_24_where_the_draft_context_ends_the_request_goes_on() -> None:
     assert draft.open_sessions == {}
 
 
-def test_a_model_that_goes_on_by_itself_is_asked_once_for_the_first_token_and_once_for_the_rest() -> None:
-    model, calls = ScriptedModel(arithmetic), list[tuple[list[str], int]]()
+def test_a_model_that_drafts_by_itself_is_asked_once_for_all_greedy_drafts() -> None:
+    model, calls = ScriptedModel(arithmetic), list[tuple[list[str], DraftStops]]()
 
-    def chain(requests: Sequence[ScoreRequest], count: int) -> list[Ids] | None:
-        calls.append(([one.session_id for one in requests], count))
-        return [as_ids(plain(arithmetic, one.ids.tolist(), count)) for one in requests]
+    def draft_all(requests: Sequence[ScoreRequest], stops: DraftStops) -> list[Draft | None]:
+        calls.append(([one.session_id for one in requests], stops))
+        counts = [None if one.session_id == "fed" else most for one, most in zip(requests, stops.most, strict=True)]
+        return [
+            None
+            if most is None
+            else Draft(as_ids(plain(arithmetic, one.ids.tolist(), most)), "eagle3", num_passes=most)
+            for one, most in zip(requests, counts, strict=True)
+        ]
 
-    drafter = ModelDrafter(model, max_length=100, chain=chain)
-    wishes = [draft_request("a", [5, 9], 4), draft_request("b", [3, 3], 2), draft_request("c", [7, 7], 1)]
-    drafts = drafter.start(wishes).result()
-    for wish, draft in zip(wishes, drafts, strict=True):
+    drafter = ModelDrafter(model, max_length=100, min_confidence=0.25, draft_all=draft_all)
+    limits = DraftLimits(4, 4, model_floor=0.5)
+    wishes = [replace(draft_request("a", [5, 9], 4), max_by_source=limits), draft_request("b", [3, 3], 2)]
+    sampled = replace(draft_request("s", [5, 9], 3), sampling=Sampling(temperature=0.7))
+    drafts = drafter.start([*wishes, draft_request("fed", [1, 2], 4), sampled]).result()
+    for wish, draft in zip(wishes, drafts[:2], strict=True):
         assert draft.ids.tolist() == plain(arithmetic, wish.ids.tolist(), wish.max_draft)
-    assert calls == [(["a", "b"], 1), (["a"], 2)]
-    assert (model.num_passes, [draft.num_passes for draft in drafts]) == (1, [4, 2, 1])
-    sampled = replace(draft_request("d", [5, 9], 3), sampling=Sampling(temperature=0.7))
-    for refused in (ModelDrafter(model, max_length=100, chain=lambda requests, count: None),
-                    ModelDrafter(model, max_length=100, min_confidence=0.1, chain=chain)):  # fmt: skip
-        (draft,) = refused.start([draft_request("d", [5, 9], 3)]).result()
-        assert draft.ids.tolist() == plain(arithmetic, [5, 9], 3)
-    drafter.start([sampled, draft_request("a", [5, 9], 3)])
-    assert len(calls) == 2
+    assert [draft.num_passes for draft in drafts] == [4, 2, 0, 3]
+    ((names, stops),) = calls
+    assert names == ["a", "b", "fed"]
+    assert (stops.most.tolist(), stops.floors.tolist(), stops.least) == ([4, 2, 4], [0.5, 0.0, 0.0], 0.25)
+    assert model.rows == [1, 1, 1]  # of the sampled one, token by token
+    refused = ModelDrafter(model, max_length=100, draft_all=lambda requests, stops: None)
+    (draft,) = refused.start([draft_request("d", [5, 9], 3)]).result()
+    assert draft.ids.tolist() == plain(arithmetic, [5, 9], 3)
+
+
+class Fading(ScriptedModel):
+    """Every token is half as likely as the one before; the first behind two is certain."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreTable | None]:
+        tables = super().score(requests)
+        for table, asked in zip(tables, requests, strict=True):
+            assert table is not None
+            depth = len(asked.ids) - 2
+            object.__setattr__(table, "logsumexp", 1.0 + np.full(1, depth * np.log(2), dtype=np.float32))
+        return tables
+
+
+@pytest.mark.parametrize(("floor", "drafted"), [(0.0, 6), (1 / 8, 3), (1 / 9, 3), (0.4, 2), (1.0, 1), (1.1, 0)])
+def test_a_draft_ends_where_it_is_no_longer_likely_enough_as_a_whole(floor: float, drafted: int) -> None:
+    drafter = ModelDrafter(Fading(arithmetic), max_length=100)
+    asked = replace(draft_request("a", [5, 9], 6), max_by_source=DraftLimits(6, 6, model_floor=floor))
+    (draft,) = drafter.start([asked]).result()  # likely by 1, 1/2, 1/8, 1/64
+    assert len(draft) == drafted
+    assert draft.num_passes == min(6, drafted + 1)
 
 
 def test_low_confidence_ends_a_draft_before_the_doubtful_token() -> None:
-    class Fading(ScriptedModel):
-        """Every token is half as likely as the one before."""
-
-        def score(self, requests: list[ScoreRequest]) -> list[ScoreTable | None]:  # type: ignore[override]
-            tables = super().score(requests)
-            for table, asked in zip(tables, requests, strict=True):
-                assert table is not None
-                depth = len(asked.ids) - 2
-                object.__setattr__(table, "logsumexp", 1.0 + np.full(1, depth * np.log(2), dtype=np.float32))
-            return tables
-
     drafter = ModelDrafter(Fading(arithmetic), max_length=100, min_confidence=0.2)
     (draft,) = drafter.start([draft_request("a", [5, 9], 8)]).result()
     assert draft.confidences is not None

@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from serving.models.eagle3_runner import NativeEagle3, TorchEagle3, kv_shape, ru
 from serving.models.kv_store import KVStore
 from serving.protocols import ScoreRequest
 from serving.requests import Sampling
-from serving.types import Ids
+from serving.types import Draft, DraftStops, Ids
 from tests.models.eagle_heads import _LAYER, DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
 from tests.models.tiny import VOCAB
 
@@ -117,65 +116,98 @@ def test_what_a_long_draft_began_with_can_be_said_again(monkeypatch: pytest.Monk
             while (table := lm.score([ScoreRequest("a", text)])[0]) is not None:
                 assert table.next_ids[0] == expected_token(head, text, features.known["a"])
                 text, count = np.append(text, table.next_ids).astype(np.int32), count + 1
-                if isinstance(runner, NativeEagle3) and count == 2 and other % 2:
-                    more = lm.chain([ScoreRequest("a", text)], 5)
-                    assert more is not None
-                    assert lm.chain([ScoreRequest("a", np.append(text, more[0]).astype(np.int32))], 3) is None
+                if count == 2 and other % 2 and (said := lm.draft([ScoreRequest("a", text)], stops(99))) is not None:
+                    assert said[0] is not None
+                    assert 0 < len(said[0]) < 8  # what stands on the target's last feature is kept
+                    assert said[0].ids[0] == expected_token(head, text, features.known["a"])
             assert count >= 6
             ids = text[:20]
 
 
+def stops(*most: int, floor: float = 0.0, least: float = 0.0) -> DraftStops:
+    return DraftStops(np.array(most), np.full(len(most), floor, dtype=np.float32), least)
+
+
+def drafted_by_token(lm: Eagle3LM, name: str, ids: Ids, count: int, *, floor: float, least: float) -> Draft | None:
+    """As `Eagle3LM.draft`, by `score`."""
+    text, confidences, num_passes = ids, list[float](), 0
+    while len(confidences) < count:
+        num_passes += 1
+        (table,) = lm.score([ScoreRequest(name, text)])
+        if table is None:
+            return None
+        assert table.logsumexp is not None
+        confidence = float(np.exp(table.next_logits[0] - table.logsumexp[0]))
+        if confidence < least or np.prod([*confidences, confidence]) < floor:
+            break
+        text = np.append(text, table.next_ids).astype(np.int32)
+        confidences.append(confidence)
+    return Draft(text[len(ids) :], "eagle3", np.array(confidences, dtype=np.float32), num_passes=num_passes)
+
+
+@pytest.mark.parametrize(("floor", "least"), [(0.0, 0.0), (5e-3, 0.0), (0.0, 0.08), (1.1, 0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm_before_residual", [False, True])
-def test_what_it_says_in_one_call_is_what_it_says_when_asked_token_by_token(
-    norm_before_residual: bool, dtype: torch.dtype
+def test_what_it_drafts_in_one_call_is_what_it_says_when_asked_token_by_token(
+    norm_before_residual: bool, dtype: torch.dtype, floor: float, least: float
 ) -> None:
     head = tiny_head(2, norm_before_residual=norm_before_residual).to(dtype)
     runner = runner_of(head, max_length=CAPACITY)
     assert isinstance(runner, NativeEagle3)
     features = KnownFeatures()
     at_once, by_token = make_lm(head, runner, features), make_lm(head, runner, features)
-    texts = {"a": random_ids(20, 1), "b": random_ids(7, 2)}
+    texts = {"a": random_ids(20, 1), "b": random_ids(7, 2), "c": random_ids(30, 3)}
     for lm in (at_once, by_token):
         for name, ids in texts.items():
             lm.open(name, ids)
+    lengths = set()
+    # Each round keeps a drafted token and adds one of its own; the target has not been at the last `behind` positions.
+    for round_, (counts, behind) in enumerate([((4, 1, 3), 0), ((2, 4, 0), 1), ((3, 3, 3), 3), ((1, 4, 4), 0)]):
+        features.known = {name: len(ids) - 1 - behind * (name != "c") for name, ids in texts.items()}
+        requests = [ScoreRequest(name, ids) for name, ids in texts.items()]
+        drafts = at_once.draft(requests, stops(*counts, floor=floor, least=least))
+        assert drafts is not None
+        for (name, ids), count, draft in zip(texts.items(), counts, drafts, strict=True):
+            assert draft is not None
+            lengths.add(len(draft))
+            if count == 0:
+                assert (len(draft), draft.num_passes) == (0, 0)
+                continue
+            expected = drafted_by_token(by_token, name, ids, count, floor=floor, least=least)
+            assert expected is not None
+            assert draft.ids.tolist() == expected.ids.tolist()
+            assert draft.num_passes == expected.num_passes
+            if len(draft):
+                assert draft.confidences == pytest.approx(expected.confidences, rel=1e-5)
+                texts[name] = np.append(ids, [draft.ids[0], 5 + round_]).astype(np.int32)
+    assert max(lengths) == (0 if floor > 1 else 4)
+    assert floor == least == 0.0 or len(lengths) > 2 or floor > 1
 
-    def drafted(lm: Eagle3LM, ids: Mapping[str, Ids], count: int, *, in_chain: bool) -> list[list[int]]:
-        texts = dict(ids)
-        for _ in range(1 if in_chain else count + 1):
-            tables = lm.score([ScoreRequest(name, text) for name, text in texts.items()])
-            for name, table in zip(ids, tables, strict=True):
-                assert table is not None
-                texts[name] = np.append(texts[name], table.next_ids).astype(np.int32)
-        if in_chain:
-            more = lm.chain([ScoreRequest(name, text) for name, text in texts.items()], count)
-            assert more is not None
-            texts = {name: np.append(texts[name], one) for name, one in zip(ids, more, strict=True)}
-        return [text[len(ids[name]) :].tolist() for name, text in texts.items()]
 
-    for round_, count in enumerate((4, 1, 3)):  # each round keeps one drafted token, then one of the target's own
-        features.known = {name: len(ids) - 1 for name, ids in texts.items()}
-        expected = drafted(by_token, texts, count, in_chain=False)
-        assert drafted(at_once, texts, count, in_chain=True) == expected
-        texts = {
-            name: np.append(ids, [draft[0], 5 + round_]).astype(np.int32)
-            for (name, ids), draft in zip(texts.items(), expected, strict=True)
-        }
+def test_a_text_without_features_gets_no_draft_and_a_long_one_none_before_it_is_read() -> None:
+    head, ids = tiny_head(2), {"a": random_ids(20, 1), "b": random_ids(90, 2)}
+    runner = runner_of(head, max_length=CAPACITY)
+    features = KnownFeatures()
+    lm = make_lm(head, runner, features, prefill_chunk=48)
+    for name, text in ids.items():
+        lm.open(name, text)
+    features.known = {"a": 0, "b": 89}
+    requests = [ScoreRequest(name, text) for name, text in ids.items()]
+    assert lm.draft(requests, stops(4, 4)) == [None, None]
+    features.known["a"] = 19
+    drafts = lm.draft(requests, stops(2, 2))
+    assert drafts is not None
+    for request, draft in zip(requests, drafts, strict=True):
+        assert draft is not None
+        assert draft.ids[0] == expected_token(head, request.ids, len(request.ids) - 1)
 
 
-def test_it_says_nothing_in_one_call_where_it_has_to_read_first() -> None:
+def test_by_torch_it_is_asked_token_by_token() -> None:
     head, ids = tiny_head(2), random_ids(20, 1)
-    for runner in runners(head):
-        features = KnownFeatures()
-        lm = make_lm(head, runner, features)
-        lm.open("a", ids)
-        assert lm.chain([ScoreRequest("a", ids)], 2) is None  # nothing has been read
-        features.known["a"] = 9
-        lm.score([ScoreRequest("a", ids[:10])])
-        assert lm.chain([ScoreRequest("a", ids[:10])], 2) is None  # asked anew
-        assert lm.chain([ScoreRequest("a", ids[:12])], 2) is None  # and where a token lies in between
-        can_chain = lm.chain([ScoreRequest("a", ids[:11])], 2) is not None
-        assert can_chain == isinstance(runner, NativeEagle3)
+    lm = make_lm(head, TorchEagle3(head, max_length=CAPACITY), KnownFeatures())
+    lm.open("a", ids)
+    assert lm.draft([ScoreRequest("a", ids)], stops(4)) is None
+    assert lm.score([ScoreRequest("a", ids)])[0] is not None
 
 
 def test_after_rejections_and_missed_rounds_it_drafts_as_if_it_had_read_the_text_afresh() -> None:

@@ -7,6 +7,7 @@
 // Small T is what speculation lives on, and what BLAS libraries are worst at: a weight is read once for all T rows.
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "attention.h"
@@ -75,13 +76,13 @@ void dh_attend(const float* q, int64_t q_stride, const void* keys, const void* v
 void dh_swiglu(const float* x, float* y, int64_t T, int64_t I) { swiglu(x, y, T, I); }
 
 // hidden[T, H] through `count` layers; keys[i] and values[i] are the cache of layers[i], scratch has room for T rows.
-// What enters layers[i], and what leaves the last one, is copied to inputs[i], float[T, H], where that is not null.
+// What enters them is kept as `features` says, if it is not null.
 void dh_layers(const Layer* layers, int64_t count, const Shape* shape, const Step* step, void* const* keys,
-               void* const* values, float* const* inputs, float* hidden, float* scratch) {
+               void* const* values, const Features* features, float* hidden, float* scratch) {
   typed(layers->qkv, shape->weights_are_bf16, [&](auto* w) {
     typed(keys[0], shape->cache_is_bf16, [&](auto* k) {
       const auto keep = [&](int64_t i) {
-        if (inputs[i]) std::copy_n(hidden, step->num_tokens * shape->hidden, inputs[i]);
+        if (features) keep_features(k, *features, i, *step, hidden, shape->hidden);
       };
       for (int64_t i = 0; i < count; ++i) {
         keep(i);
@@ -110,33 +111,60 @@ void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t 
   Pool::instance().run(T, [&](int64_t t) { ids[t] = first_highest(x + t * stride, V); });
 }
 
-// `count` greedy tokens for each of T sequences by a head of one layer: a step reads the token that the step before
-// said, at first ids[T], and what the layer said then, at first g[T, H]. `first` are the places of the first step.
-// tokens[count, T] are the target's ids, outs[count, T, H] what the layer said. side->x is not read.
-void dh_chain(const Layer* layer, const Shape* shape, const Step* first, void* keys, void* values, const Side* side,
-              const Words* words, int64_t count, const int64_t* ids, const float* g, int64_t* tokens, float* outs,
+// Greedy drafts of T sequences by a head of one layer. First `read` has the positions that each has still to read, with
+// the tokens ids[N] behind them and g[N, H], which is overwritten. Then a step at a time: what a sequence said and the
+// token that came of it are read at its next position, until its draft ends. side->x is not read.
+void dh_draft(const Layer* layer, const Shape* shape, const Step* read, void* keys, void* values, const Side* side,
+              const Words* words, const Kept* kept, const Drafts* drafts, int64_t T, const int64_t* ids, float* g,
               float* scratch) {
-  const int64_t T = first->num_tokens, H = shape->hidden, V = words->size;
-  std::vector<float> embedded(T * H), normed(T * H), logits(T * V);
-  std::vector<int64_t> positions(first->positions, first->positions + T);
-  const Step step{T, first->capacity, positions.data(), first->rows};
-  const Side own{embedded.data(), side->hidden_norm, side->residual_is_normed};
-  typed(layer->qkv, shape->weights_are_bf16, [&](auto* w) {
-    for (int64_t i = 0; i < count; ++i) {
-      float* out = outs + i * T * H;
-      int64_t* said = tokens + i * T;
-      std::copy_n(i == 0 ? g : out - T * H, T * H, out);
-      dh_embed(words->embedding, shape->weights_are_bf16, i == 0 ? ids : said - T, embedded.data(), T, H);
-      dh_joining_layer(layer, shape, &step, keys, values, &own, out, scratch);
-      rms_norm(out, words->norm, normed.data(), T, H, shape->epsilon);
-      linear(normed.data(), static_cast<decltype(w)>(words->lm_head), Output{logits.data(), nullptr, V, false}, T, H);
-      dh_argmax(logits.data(), V, said, T, V);
-      for (int64_t t = 0; t < T; ++t) {
-        said[t] = words->target_ids[said[t]];
-        ++positions[t];
-      }
+  const int64_t H = shape->hidden, V = words->size;
+  std::vector<float> embedded(read->num_tokens * H), hidden(T * H), logits(T * V), reach(T, 1.f);
+  std::vector<int64_t> open, positions(T), rows(T), said(T);
+  const auto slot = [&](int64_t a) { return kept->outputs + (rows[a] * kept->size + positions[a] % kept->size) * H; };
+  const auto run = [&](const Step& step, const int64_t* tokens, float* x) {
+    const Side own{embedded.data(), side->hidden_norm, side->residual_is_normed};
+    dh_embed(words->embedding, shape->weights_are_bf16, tokens, embedded.data(), step.num_tokens, H);
+    dh_joining_layer(layer, shape, &step, keys, values, &own, x, scratch);
+  };
+  run(*read, ids, g);
+  for (int64_t t = 0, last = -1; t < T; ++t) {
+    last += drafts->lengths[t];
+    const int64_t a = int64_t(open.size());
+    positions[a] = read->positions[last];
+    rows[a] = read->rows[last];
+    std::copy_n(g + last * H, H, slot(a));
+    if (drafts->most[t] > 0) open.push_back(t);
+  }
+  while (!open.empty()) {
+    const int64_t count = int64_t(open.size());
+    for (int64_t a = 0; a < count; ++a) normalise(slot(a), words->norm, hidden.data() + a * H, H, shape->epsilon);
+    dh_linear(hidden.data(), words->lm_head, shape->weights_are_bf16, nullptr, logits.data(), count, H, V, false);
+    std::vector<float> confidences(count);
+    Pool::instance().run(count, [&](int64_t a) {
+      const float* row = logits.data() + a * V;
+      said[a] = first_highest(row, V);
+      confidences[a] = std::exp(row[said[a]] - log_sum_exp(row, V));
+    });
+    int64_t left = 0;
+    for (int64_t a = 0; a < count; ++a) {
+      const int64_t t = open[a], drafted = drafts->drafted[t];
+      reach[t] *= confidences[a];
+      ++drafts->steps[t];
+      if (confidences[a] < drafts->least || reach[t] < drafts->floors[t]) continue;
+      drafts->tokens[t * drafts->stride + drafted] = words->target_ids[said[a]];
+      drafts->confidences[t * drafts->stride + drafted] = confidences[a];
+      if (++drafts->drafted[t] == drafts->most[t]) continue;
+      std::copy_n(slot(a), H, hidden.data() + left * H);
+      open[left] = t;
+      positions[left] = positions[a] + 1;
+      rows[left] = rows[a];
+      said[left++] = words->target_ids[said[a]];
     }
-  });
+    open.resize(left);
+    if (open.empty()) break;
+    run(Step{left, read->capacity, positions.data(), rows.data()}, said.data(), hidden.data());
+    for (int64_t a = 0; a < left; ++a) std::copy_n(hidden.data() + a * H, H, slot(a));
+  }
 }
 
 void dh_log_sum_exp(const float* x, int64_t stride, float* y, int64_t T, int64_t V) {

@@ -39,6 +39,33 @@ struct Words {
   int64_t size;
 };
 
+// Where a head keeps what it said at the last `size` positions of every row: outputs[row, position % size, H].
+struct Kept {
+  float* outputs;
+  int64_t size;
+};
+
+// For each sequence: how many positions it reads first, the most tokens of its draft, and how likely all of a draft up
+// to a token must be for that token to be drafted; `least` is how likely each must be. Then what came of it:
+// tokens[T, stride] and their probabilities, how many were drafted and how many were thought of.
+struct Drafts {
+  const int64_t *lengths, *most;
+  const float* floors;
+  float least;
+  int64_t stride;
+  int64_t* tokens;
+  float* confidences;
+  int64_t *drafted, *steps;
+};
+
+// Where what enters a layer (the last index: what leaves them all) is kept, in the cache's type: slots[row, position,
+// width] from offsets[layer] on, nowhere where that is below 0.
+struct Features {
+  void* slots;
+  int64_t width;
+  const int64_t* offsets;
+};
+
 struct Step {
   int64_t num_tokens, capacity;
   const int64_t *positions, *rows;
@@ -76,6 +103,15 @@ void join_streams(const Side& side, const float* input_norm, float* hidden, floa
     normalise(side.x + t * H, input_norm, joined, H, epsilon);
     normalise(residual, side.hidden_norm, joined + H, H, epsilon);
     if (side.residual_is_normed) std::copy_n(joined + H, H, residual);
+  }
+}
+
+template <class C>
+void keep_features(const C*, const Features& f, int64_t layer, const Step& step, const float* hidden, int64_t H) {
+  if (f.offsets[layer] < 0) return;
+  for (int64_t t = 0; t < step.num_tokens; ++t) {
+    C* slot = static_cast<C*>(f.slots) + (step.rows[t] * step.capacity + step.positions[t]) * f.width;
+    for (int64_t i = 0; i < H; ++i) assign(slot + f.offsets[layer] + i, hidden[t * H + i]);
   }
 }
 
