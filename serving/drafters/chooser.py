@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from serving.drafters.yield_features import History, Position
 from serving.memory.lookup import SuffixMatch
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):  # made in every round, and the cheapest there is
     """A cache draft (not empty) that is offered in place of the model's.
 
     `num_rows` of its tokens would be scored; for `model_rate` and `row_price` see DraftLimits.
@@ -67,12 +66,10 @@ class YieldChooser:
     threshold: float | Literal["measured"]
 
     def takes_cache(self, choices: Sequence[Choice]) -> list[bool]:
-        return [self._is_worth(one, predicted) for one, predicted in zip(choices, self.yields(choices), strict=True)]
-
-    def _is_worth(self, choice: Choice, predicted: float) -> bool:
+        found = zip(choices, self.yields(choices), strict=True)
         if self.threshold == "measured":  # of the tokens that it counts the cost of
-            return min(predicted, choice.num_rows) > choice.least_yield
-        return predicted > self.threshold
+            return [min(predicted, one.num_rows) > one.least_yield for one, predicted in found]
+        return [predicted > self.threshold for _, predicted in found]
 
     def yields(self, choices: Sequence[Choice]) -> list[float]:
         """One a choice, within 0..K."""

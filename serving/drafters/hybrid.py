@@ -13,7 +13,7 @@ from serving.drafters.suffix import SuffixDrafter
 from serving.drafters.yield_features import History, Position
 from serving.memory.lookup import SuffixMatch
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts
-from serving.types import EMPTY_DRAFT, Draft, DraftLimits, Ids
+from serving.types import EMPTY_DRAFT, Draft, Ids
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class HybridDrafter:
         """The cache's draft for each request where it is chosen, else an empty one."""
         drafts = [EMPTY_DRAFT] * len(requests)
         matches = self._cache.matches(requests)
-        found = [index for index, match in enumerate(matches) if not match.empty]
+        found = [index for index, match in enumerate(matches) if len(match.ids)]
         choices = [self._choice(matches[index], requests[index]) for index in found]
         for index, is_taken in zip(found, self._chooser.takes_cache(choices), strict=True):
             if is_taken or self._model_room(requests[index]) == 0:
@@ -84,21 +84,18 @@ class HybridDrafter:
         return drafts
 
     def _choice(self, match: SuffixMatch, request: DraftRequest) -> Choice:
-        limits = request.max_by_source or DraftLimits(request.max_draft, request.max_draft)
+        session_id, prompt_len, limits = request.session_id, request.prompt_len, request.max_by_source
+        rate, price = (1.0, 0.0) if limits is None else (limits.model_rate, limits.row_price)
         return Choice(
-            request.session_id,
-            match,
-            Position(request.prompt_len, len(request.ids) - request.prompt_len),
-            self._history(request.session_id),
-            num_rows=min(len(match), request.cache_limit),
-            model_rate=limits.model_rate,
-            row_price=limits.row_price,
-        )
+            session_id, match, Position(prompt_len, len(request.ids) - prompt_len), self._history(session_id),
+            min(len(match.ids), request.cache_limit), rate, price,
+        )  # fmt: skip
 
     def _model_room(self, request: DraftRequest) -> int:
         return min(self._model_max_draft, request.model_limit)
 
     def _history(self, session_id: str) -> History:
-        if session_id not in self._histories:
-            self._histories[session_id] = History()
-        return self._histories[session_id]
+        history = self._histories.get(session_id)
+        if history is None:
+            history = self._histories[session_id] = History()
+        return history

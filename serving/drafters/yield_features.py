@@ -6,6 +6,7 @@ states. Nothing here depends on what comes after the position that a draft conti
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,8 +55,7 @@ class History:
         self.cache_rate += (1.0 - _CHOICE_MEMORY) * (is_cache - self.cache_rate)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a draft would go: tokens of the prompt, and tokens emitted so far."""
 
     prompt_len: int

@@ -58,7 +58,7 @@ class NativeYields:
         self._run = library.dh_yields
         self._run.argtypes = [pointer, pointer, ctypes.c_char_p, ctypes.c_int64, pointer, pointer]
         self._run.restype = None
-        layers = (*predictor.first_layer, predictor.w2, predictor.b2, predictor.w3, predictor.b3)
+        layers = (*predictor.first_layer, predictor.second_weights, predictor.b2, predictor.w3, predictor.b3)
         sizes = (*predictor.w1.shape, len(predictor.w2[0]))
         self._room = np.zeros(sum(sizes), dtype=np.float32)
         self._network = _Network(*(array.ctypes.data for array in layers), *sizes)

@@ -8,6 +8,7 @@ import ctypes
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from struct import Struct
 from typing import Protocol
 
 import numpy as np
@@ -142,6 +143,9 @@ class _NativeMatch(ctypes.Structure):
     )
 
 
+_MATCH_HEAD = Struct("=dii")  # of _NativeMatch, in one call
+
+
 class NativeLookup:
     """By suffix.cpp, on the same arrays."""
 
@@ -156,13 +160,12 @@ class NativeLookup:
 
     def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
         responses = None if tenant is None else tenant.table.address
-        count, found = self._run(request.address, request.length, responses, limits.address, self._address), self._found
+        count = self._run(request.address, request.length, responses, limits.address, self._address)
         if not count:
             return NO_MATCH
-        return SuffixMatch(
-            self._ids[:count].copy(), found.score, found.match_length, self._probabilities[:count].copy(),
-            bool(found.is_local),
-        )  # fmt: skip
+        score, match_length, is_local = _MATCH_HEAD.unpack_from(self._found)
+        ids, probabilities = self._ids[:count].copy(), self._probabilities[:count].copy()
+        return SuffixMatch(ids, score, match_length, probabilities, bool(is_local))
 
 
 def best_lookup() -> Lookup:

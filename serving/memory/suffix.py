@@ -17,7 +17,7 @@ from serving.memory.lookup import MOST_DRAFTED, NO_MATCH, Lookup, LookupLimits, 
 from serving.memory.occurrences import PathLimits
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
 from serving.memory.suffix_local import LocalMemory
-from serving.types import Ids
+from serving.types import Ids, common_prefix
 
 _FEW = 64  # tokens that are checked faster by Python than by numpy
 
@@ -98,11 +98,15 @@ class SuffixCache:
         """Add emitted tokens i[n] to the local memory."""
         self._request(request_id).memory.append(_checked(tokens))
 
-    def truncate(self, request_id: str, length: int) -> None:
-        """Roll the local memory back to its first `length` tokens."""
+    def follow(self, request_id: str, tokens: Ids) -> None:
+        """Bring the local memory to the whole text i32[n]; what both begin with is not written again."""
         memory = self._request(request_id).memory
-        _within(memory.length, length=length)
-        memory.truncate(length)
+        common = common_prefix(memory.ids_from(0), tokens)
+        added = _checked(tokens[common:])
+        if common < memory.length:
+            memory.truncate(common)
+        if added.size:
+            memory.append(added)
 
     def length(self, request_id: str) -> int:
         """Tokens in the local memory."""

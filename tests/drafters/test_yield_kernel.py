@@ -11,7 +11,7 @@ from serving.compiling import load_library
 from serving.drafters.chooser import Choice, Predictor
 from serving.drafters.yield_features import History, Position, feature_rows, features
 from serving.drafters.yield_kernel import _SOURCE, ArrayYields, NativeYields
-from serving.drafters.yield_predictor import YieldPredictor
+from serving.drafters.yield_predictor import YieldPredictor, widened
 from serving.memory.lookup import SuffixMatch
 from serving.types import as_ids
 
@@ -47,7 +47,7 @@ def drawn(rng: np.random.Generator) -> Choice:
 def plain_formula(predictor: YieldPredictor, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """In float64, layer by layer, nothing folded."""
     hidden = np.maximum((rows - predictor.mean) / predictor.std @ predictor.w1 + predictor.b1, 0.0)
-    hidden = np.maximum(hidden @ predictor.w2 + predictor.b2, 0.0)
+    hidden = np.maximum(hidden @ widened(predictor.second_weights) + predictor.b2, 0.0)
     return (hidden @ predictor.w3 + predictor.b3)[:, 0]
 
 
@@ -82,7 +82,7 @@ def test_every_feature_counts_as_it_does_in_training(make: Make) -> None:
 @pytest.mark.parametrize("make", [by_arrays, native])
 def test_what_is_no_number_stays_none(make: Make) -> None:
     some = drawn(np.random.default_rng(0))
-    none = replace(some, match=replace(some.match, score=float("nan")))
+    none = some._replace(match=replace(some.match, score=float("nan")))
     assert np.isnan(make(YieldPredictor.load(SHIPPED)).predict([none, some])).tolist() == [True, False]
 
 

@@ -15,6 +15,7 @@ from serving.memory.lookup import ArrayLookup, Lookup, NativeLookup, SuffixMatch
 from serving.memory.occurrences import PathLimits, best_candidate
 from serving.memory.suffix import SuffixCache
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
+from serving.types import as_ids
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ any_options = st.builds(
 )
 operations = st.one_of(
     st.tuples(st.just("append"), sequences(6)),
-    st.tuples(st.just("truncate"), st.integers(0, 12)),
+    st.tuples(st.just("follow"), st.tuples(st.integers(0, 12), sequences(6))),
     st.tuples(st.just("insert"), sequences(24)),
 )
 
@@ -140,9 +141,10 @@ def test_speculate_equals_the_definition(lookup, options, prompt, steps):
         if kind == "append":
             cache.append("r", argument)
             local += argument
-        elif kind == "truncate":
-            del local[max(0, len(local) - argument) :]
-            cache.truncate("r", len(local))
+        elif kind == "follow":
+            num_gone, added = argument
+            local = local[: max(0, len(local) - num_gone)] + added
+            cache.follow("r", as_ids(local))
         else:
             cache.insert(argument)
             responses.append(argument)
@@ -301,12 +303,12 @@ def test_close_remembers_the_response_and_not_the_prompt():
     cache.check_integrity()
 
 
-def test_truncated_tokens_are_forgotten():
+def test_tokens_that_are_taken_back_are_forgotten():
     cache = SuffixCache()
     cache.open("r", [1, 2, 3, 4])
     cache.append("r", [1, 2])
     assert cache.speculate("r").ids.tolist() == [3, 4]
-    cache.truncate("r", 2)
+    cache.follow("r", as_ids([1, 2]))
     assert cache.length("r") == 2
     assert cache.speculate("r").empty
     cache.close("r", response_start=0)
@@ -319,8 +321,7 @@ def test_a_match_keeps_its_tokens():
     cache = SuffixCache()
     cache.open("r", [1, 2, 3, 4, 1, 2])
     match = cache.speculate("r")
-    cache.truncate("r", 0)
-    cache.append("r", [9] * 6)
+    cache.follow("r", as_ids([9] * 6))
     assert match.ids.tolist() == [3, 4]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from serving.memory.suffix import SuffixCache
 from serving.memory.suffix_global import ID_LIMIT, TenantMemory
+from serving.types import as_ids
 
 
 def test_200_000_random_tokens_take_less_than_32_bytes_each():
@@ -102,7 +103,7 @@ def test_check_integrity_names_what_is_broken(corrupt, message):
     "call",
     [
         lambda cache: cache.append("x", [1]),
-        lambda cache: cache.truncate("x", 0),
+        lambda cache: cache.follow("x", as_ids([1])),
         lambda cache: cache.speculate("x"),
         lambda cache: cache.length("x"),
         lambda cache: cache.close("x", response_start=None),
@@ -117,8 +118,7 @@ def test_an_unknown_request_is_named(call):
     ("call", "message"),
     [
         (lambda cache: cache.open("r", [1]), "request_id 'r' is already open"),
-        (lambda cache: cache.truncate("r", 4), r"length must be in \[0, 3\], got 4"),
-        (lambda cache: cache.truncate("r", -1), r"length must be in \[0, 3\], got -1"),
+        (lambda cache: cache.follow("r", as_ids([-1])), "tokens must be in"),
         (lambda cache: cache.close("r", response_start=4), r"response_start must be in \[0, 3\], got 4"),
         (lambda cache: cache.speculate("r", -1), "max_draft must be at least 0, got -1"),
         (lambda cache: cache.append("r", [-1]), "tokens must be in"),

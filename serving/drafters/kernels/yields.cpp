@@ -7,9 +7,11 @@ namespace {
 
 constexpr int kRecent = 3, kKinds = 4, kNumbers = 15;  // features before those of the draft's structure
 
-// Weights by input, w[in, out]; the first layer has the normalisation in it.
+// Weights by input, w[in, out]; the first layer has the normalisation in it, the second is bfloat16.
 struct Network {
-  const float *w1, *b1, *w2, *b2, *w3, *b3;
+  const float *w1, *b1;
+  const uint16_t* w2;
+  const float *b2, *w3, *b3;
   int64_t num_features, num_first, num_second;
 };
 
@@ -50,10 +52,19 @@ void features_of(const Draft& draft, const int32_t* ids, const Kinds& kinds, flo
   for (int kind = 0; kind < kKinds; ++kind) *out++ = count[kind] / size, *out++ = first[kind] / size;
 }
 
+inline float widened(float number) { return number; }
+inline float widened(uint16_t bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float number;
+  std::memcpy(&number, &wide, sizeof number);
+  return number;
+}
+
 // out = max(0, x w + b). Weights of inputs that are 0, as half of the hidden ones are, are not read; the others are
 // asked for ahead, for none is in a cache. NaN stays NaN.
-void relu_layer(const float* x, int64_t num_in, const float* w, const float* b, int64_t num_out, float* out) {
-  constexpr int64_t kLine = 16, kAhead = 4;
+template <class W>
+void relu_layer(const float* x, int64_t num_in, const W* w, const float* b, int64_t num_out, float* out) {
+  constexpr int64_t kLine = 64 / sizeof(W), kAhead = 4;
   const auto fetch = [&](int64_t i) {
     for (int64_t j = 0; j < num_out; j += kLine) __builtin_prefetch(w + i * num_out + j);
   };
@@ -63,8 +74,8 @@ void relu_layer(const float* x, int64_t num_in, const float* w, const float* b, 
     if (x[i] == 0.0f) continue;
     for (--num_ahead; num_ahead < kAhead && ahead < num_in; ++ahead)
       if (x[ahead] != 0.0f) fetch(ahead), ++num_ahead;
-    const float* row = w + i * num_out;
-    for (int64_t j = 0; j < num_out; ++j) out[j] += x[i] * row[j];
+    const W* row = w + i * num_out;
+    for (int64_t j = 0; j < num_out; ++j) out[j] += x[i] * widened(row[j]);
   }
   for (int64_t j = 0; j < num_out; ++j) out[j] = out[j] < 0.0f ? 0.0f : out[j];
 }

@@ -59,14 +59,14 @@ struct Interval {
   int64_t low, high;
 };
 
-// Where `key` would go among the keys of each segment, from places[i] on. After a pass over a model's weights no key is
-// in a cache: a search alone waits for memory at every step, those of all segments wait together.
-void lower_bounds(const Segment* segments, int64_t key, std::vector<int64_t>& places) {
-  std::vector<int64_t> left(places.size());
+// Where `key` would go among the keys of each segment. After a pass over a model's weights no key is in a cache: a search
+// alone waits for memory at every step, those of all segments wait together.
+std::vector<int64_t> lower_bounds(const Segment* segments, int64_t count, int64_t key) {
+  std::vector<int64_t> places(count), left(count);
   int64_t most = 0;
-  for (size_t i = 0; i < places.size(); ++i) most = std::max(most, left[i] = segments[i].num_keys - places[i]);
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, left[i] = segments[i].num_keys);
   for (; most > 0; most /= 2) {
-    for (size_t i = 0; i < places.size(); ++i) {
+    for (int64_t i = 0; i < count; ++i) {
       if (!left[i]) continue;
       const int64_t* keys = segments[i].keys + places[i];
       int64_t middle = left[i] / 2;
@@ -76,6 +76,23 @@ void lower_bounds(const Segment* segments, int64_t key, std::vector<int64_t>& pl
       __builtin_prefetch(segments[i].keys + places[i] + left[i] / 2);
     }
   }
+  return places;
+}
+
+// The same for a key that goes to `at` or behind it, and is sought in growing steps: it is near, as a rule.
+int64_t bound_behind(const Segment& segment, int64_t key, int64_t at) {
+  int64_t step = 1;
+  for (; at + step <= segment.num_keys && segment.keys[at + step - 1] < key; step *= 2) at += step;
+  const int64_t stop = std::min(at + step - 1, segment.num_keys);
+  return std::lower_bound(segment.keys + at, segment.keys + stop, key) - segment.keys;
+}
+
+// For a key that goes to `at` or before it.
+int64_t bound_before(const Segment& segment, int64_t key, int64_t at) {
+  int64_t step = 1;
+  for (; at >= step && segment.keys[at - step] >= key; step *= 2) at -= step;
+  const int64_t start = std::max<int64_t>(at - step + 1, 0);
+  return std::lower_bound(segment.keys + start, segment.keys + at, key) - segment.keys;
 }
 
 // Sums to about 106 bits, so that the result is the exact sum rounded once, like math.fsum.
@@ -287,17 +304,16 @@ Path best_of(const Tenant& tenant, const Context& context, const Limits& limits,
     keys[m] = key;
   }
   std::vector<Interval> intervals(tenant.num_segments);
-  std::vector<int64_t> places(tenant.num_segments);
+  const std::vector<int64_t> starts = lower_bounds(tenant.segments, tenant.num_segments, keys[known - 1]);
+  for (size_t i = 0; i < starts.size(); ++i) intervals[i] = {starts[i], starts[i]};
   int64_t total = 0;
   for (int m = known; m >= 1 && (m == known || search.is_open(m)); --m) {
     int64_t next = keys[m - 1] + (int64_t{1} << (kKeyBits * (kKeyTokens - m))), before = total;
-    std::fill(places.begin(), places.end(), 0);
-    lower_bounds(tenant.segments, keys[m - 1], places);
-    for (size_t i = 0; i < places.size(); ++i) intervals[i].low = places[i];
-    lower_bounds(tenant.segments, next, places);
     total = 0;
-    for (size_t i = 0; i < places.size(); ++i) {
-      intervals[i].high = places[i];
+    for (size_t i = 0; i < intervals.size(); ++i) {  // those of a longer match lie within those of a shorter one
+      const Segment& segment = tenant.segments[i];
+      intervals[i] = {bound_before(segment, keys[m - 1], intervals[i].low),
+                      bound_behind(segment, next, intervals[i].high)};
       total += intervals[i].high - intervals[i].low;
     }
     if (m == known) {
