@@ -76,7 +76,7 @@ class HybridDrafter:
         """The cache's draft for each request where it is chosen, else an empty one."""
         drafts = [EMPTY_DRAFT] * len(requests)
         matches = self._cache.matches(requests)
-        found = [index for index, match in enumerate(matches) if len(match.ids)]
+        found = [index for index, match in enumerate(matches) if not match.empty]
         choices = [self._choice(matches[index], requests[index]) for index in found]
         for index, is_taken in zip(found, self._chooser.takes_cache(choices), strict=True):
             if is_taken or self._model_room(requests[index]) == 0:
@@ -88,7 +88,7 @@ class HybridDrafter:
         rate, price = (1.0, 0.0) if limits is None else (limits.model_rate, limits.row_price)
         return Choice(
             session_id, match, Position(prompt_len, len(request.ids) - prompt_len), self._history(session_id),
-            min(len(match.ids), request.cache_limit), rate, price,
+            min(len(match), request.cache_limit), rate, price,
         )  # fmt: skip
 
     def _model_room(self, request: DraftRequest) -> int:

@@ -40,15 +40,11 @@ class SuffixDrafter:
         if session_id not in self._prompt_lens:
             return
         prompt_len = self._prompt_lens.pop(session_id)
-        if ids is not None:
-            self._cache.follow(session_id, ids)
-        self._cache.close(session_id, response_start=None if ids is None else prompt_len)
+        self._cache.close(session_id, response_start=None if ids is None else prompt_len, tokens=ids)
 
     def _match(self, request: DraftRequest, max_draft: int | None) -> SuffixMatch:
-        session_id, ids = request.session_id, request.ids
-        if session_id in self._prompt_lens:
-            self._cache.follow(session_id, ids)
-        else:
-            self._cache.open(session_id, ids, salt=request.salt)
-            self._prompt_lens[session_id] = request.prompt_len
-        return self._cache.speculate(session_id, max_draft)
+        if request.session_id in self._prompt_lens:
+            return self._cache.speculate(request.session_id, max_draft, tokens=request.ids)
+        self._cache.open(request.session_id, request.ids, salt=request.salt)
+        self._prompt_lens[request.session_id] = request.prompt_len
+        return self._cache.speculate(request.session_id, max_draft)

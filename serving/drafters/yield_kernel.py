@@ -19,7 +19,7 @@ from serving.drafters.yield_features import NUM_RECENT, feature_rows, features
 from serving.drafters.yield_predictor import YieldPredictor
 
 _SOURCE = Path(__file__).with_name("kernels") / "yields.cpp"
-_DRAFT = Struct(f"=d5i{4 + NUM_RECENT}f")  # the struct Draft of yields.cpp
+_PLACE = Struct(f"=2i{3 + NUM_RECENT}f")  # the struct Place of yields.cpp
 
 
 class _Network(ctypes.Structure):
@@ -87,9 +87,8 @@ def best_yields(predictor: YieldPredictor, kinds: TokenKinds) -> Predictor:
 
 
 def _packed(choice: Choice) -> bytes:
-    match, position, history = choice.match, choice.position, choice.history
-    numbers = _DRAFT.pack(
-        match.score, len(match.ids), match.match_length, match.is_local, position.prompt_len, position.num_emitted,
-        match.probabilities.item(-1), *history.recent, history.accepted, history.cache_accepted, history.cache_rate,
-    )  # fmt: skip
-    return numbers + match.ids.tobytes()
+    prompt_len, num_emitted = choice.position
+    history = choice.history
+    return choice.match.packed + _PLACE.pack(
+        prompt_len, num_emitted, *history.recent, history.accepted, history.cache_accepted, history.cache_rate
+    )

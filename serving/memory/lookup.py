@@ -12,12 +12,13 @@ from struct import Struct
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from serving.compiling import load_library
 from serving.memory.occurrences import EXAMINED, NO_CANDIDATE, Candidate, PathLimits, best_candidate
-from serving.memory.suffix_global import TenantMemory
+from serving.memory.suffix_global import TenantMemory, checked_ids
 from serving.memory.suffix_local import LocalMemory
-from serving.types import Floats, Ids, as_ids
+from serving.types import Floats, Ids
 
 _SOURCE = Path(__file__).with_name("kernels") / "suffix.cpp"
 
@@ -79,46 +80,81 @@ class LookupLimits:
 class SuffixMatch:
     """A proposed continuation of K tokens; all empty and zero when there is none.
 
-    probabilities are of the whole path up to each token, f32[K]; score is their sum, at most K.
+    It stays as compiled code wrote it (the struct Match of suffix.cpp) and compiled code reads it, until it is drafted.
     """
 
-    ids: Ids
-    score: float
-    match_length: int
-    probabilities: Floats
-    is_local: bool
+    packed: bytes
 
     def __len__(self) -> int:
-        return self.ids.size
+        return (len(self.packed) - _HEAD.size) // _BYTES_A_TOKEN
 
     @property
     def empty(self) -> bool:
-        return self.ids.size == 0
+        return len(self.packed) == _HEAD.size
+
+    @property
+    def score(self) -> float:
+        """The sum of `probabilities`, at most K."""
+        return float(_HEAD.unpack_from(self.packed)[0])
+
+    @property
+    def match_length(self) -> int:
+        return int(_HEAD.unpack_from(self.packed)[1])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it goes on as the request itself did, and not as an earlier response."""
+        return bool(_HEAD.unpack_from(self.packed)[2])
+
+    @property
+    def ids(self) -> Ids:
+        """i32[K], read-only."""
+        return np.frombuffer(self.packed, np.int32, len(self), _HEAD.size)
+
+    @property
+    def probabilities(self) -> Floats:
+        """f32[K], of the whole path up to each token; read-only."""
+        return np.frombuffer(self.packed, np.float32, len(self), _HEAD.size + 4 * len(self))
 
     @classmethod
-    def of(cls, candidate: Candidate, *, is_local: bool) -> "SuffixMatch":
-        ids, probabilities = as_ids(candidate.ids), np.array(candidate.probabilities, dtype=np.float32)
-        return cls(ids, candidate.score, candidate.match_length, probabilities, is_local)
+    def of(
+        cls, ids: npt.ArrayLike, score: float, match_length: int, probabilities: npt.ArrayLike, *, is_local: bool
+    ) -> "SuffixMatch":
+        tokens, shares = np.asarray(ids, dtype=np.int32), np.asarray(probabilities, dtype=np.float32)
+        head = _HEAD.pack(score, match_length, is_local, len(tokens), 0)
+        return cls(head + tokens.tobytes() + shares.tobytes())
+
+    @classmethod
+    def of_candidate(cls, found: Candidate, *, is_local: bool) -> "SuffixMatch":
+        return cls.of(found.ids, found.score, found.match_length, found.probabilities, is_local=is_local)
 
 
-NO_MATCH = SuffixMatch.of(NO_CANDIDATE, is_local=False)
-for _array in (NO_MATCH.ids, NO_MATCH.probabilities):
-    _array.flags.writeable = False
+_HEAD = Struct("=d4i")  # score, match_length, is_local, K and padding; ids and probabilities follow
+_BYTES_A_TOKEN = 8
+NO_MATCH = SuffixMatch.of_candidate(NO_CANDIDATE, is_local=False)
 
 
 class Lookup(Protocol):
     """Finds the best path after a request's tokens, in its own memory and its tenant's."""
 
-    def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
-        """`request` has tokens."""
+    def best(
+        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None
+    ) -> SuffixMatch:
+        """`tokens`, if any are given, are what `request` has to hold first. Raises ValueError for one that is no id."""
         ...
 
 
 class ArrayLookup:
     """By numpy: what defines the result, and what runs without a compiler."""
 
-    def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
+    def best(
+        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None
+    ) -> SuffixMatch:
+        if tokens is not None:
+            request.follow(checked_ids(tokens))
         context, count = request.context(limits.max_depth), limits.max_occurrences
+        if not context.size or not limits.lengths[context.size]:
+            return NO_MATCH
         levels = request.levels(context, max_occurrences=count)
         local = best_candidate(request.tokens, levels, limits=limits.path, floor_score=0.0)
         # In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
@@ -127,23 +163,8 @@ class ArrayLookup:
             levels = tenant.levels(context, max_occurrences=count)
             found = best_candidate(tenant.tokens, levels, limits=limits.path, floor_score=local.score)
             if (found.score, found.match_length) > (local.score, local.match_length):
-                return SuffixMatch.of(found, is_local=False)
-        return SuffixMatch.of(local, is_local=bool(local.ids))
-
-
-class _NativeMatch(ctypes.Structure):
-    """The struct Match of suffix.cpp."""
-
-    _fields_ = (
-        ("score", ctypes.c_double),
-        ("match_length", ctypes.c_int32),
-        ("is_local", ctypes.c_int32),
-        ("ids", ctypes.c_int32 * MOST_DRAFTED),
-        ("probabilities", ctypes.c_float * MOST_DRAFTED),
-    )
-
-
-_MATCH_HEAD = Struct("=dii")  # of _NativeMatch, in one call
+                return SuffixMatch.of_candidate(found, is_local=False)
+        return SuffixMatch.of_candidate(local, is_local=bool(local.ids))
 
 
 class NativeLookup:
@@ -152,20 +173,20 @@ class NativeLookup:
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer = ctypes.c_void_p
         self._run = library.dh_suffix
-        self._run.argtypes = [pointer, ctypes.c_int64, pointer, pointer, pointer]
-        self._found = _NativeMatch()
-        self._address = ctypes.addressof(self._found)
-        self._ids = np.frombuffer(self._found.ids, dtype=np.int32)
-        self._probabilities = np.frombuffer(self._found.probabilities, dtype=np.float32)
+        self._run.argtypes = [pointer, ctypes.c_char_p, ctypes.c_int64, pointer, pointer, pointer]
+        found = (ctypes.c_char * (_HEAD.size + _BYTES_A_TOKEN * MOST_DRAFTED))()
+        self._found, self._address = memoryview(found), ctypes.addressof(found)
 
-    def best(self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits) -> SuffixMatch:
+    def best(
+        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None
+    ) -> SuffixMatch:
         responses = None if tenant is None else tenant.table.address
-        count = self._run(request.address, request.length, responses, limits.address, self._address)
-        if not count:
-            return NO_MATCH
-        score, match_length, is_local = _MATCH_HEAD.unpack_from(self._found)
-        ids, probabilities = self._ids[:count].copy(), self._probabilities[:count].copy()
-        return SuffixMatch(ids, score, match_length, probabilities, bool(is_local))
+        text, length = (None, 0) if tokens is None else (tokens.tobytes(), tokens.size)
+        size = self._run(request.address, text, length, responses, limits.address, self._address)
+        if tokens is not None and size < 0:  # it has no room for them, or some are no ids
+            request.follow(checked_ids(tokens))
+            size = self._run(request.address, None, 0, responses, limits.address, self._address)
+        return SuffixMatch(self._found[:size].tobytes())
 
 
 def best_lookup() -> Lookup:

@@ -10,16 +10,13 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from math import isfinite
 
-import numpy as np
 import numpy.typing as npt
 
-from serving.memory.lookup import MOST_DRAFTED, NO_MATCH, Lookup, LookupLimits, SuffixMatch, best_lookup
+from serving.memory.lookup import MOST_DRAFTED, Lookup, LookupLimits, SuffixMatch, best_lookup
 from serving.memory.occurrences import PathLimits
-from serving.memory.suffix_global import ID_LIMIT, TenantMemory
+from serving.memory.suffix_global import TenantMemory, checked_ids
 from serving.memory.suffix_local import LocalMemory
-from serving.types import Ids, common_prefix
-
-_FEW = 64  # tokens that are checked faster by Python than by numpy
+from serving.types import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,39 +89,34 @@ class SuffixCache:
         """Start a local memory with the prompt (and any output so far), i[n]."""
         if request_id in self._requests:
             raise ValueError(f"request_id {request_id!r} is already open")
-        self._requests[request_id] = _Request(salt, LocalMemory(_checked(tokens)))
+        self._requests[request_id] = _Request(salt, LocalMemory(checked_ids(tokens)))
 
     def append(self, request_id: str, tokens: npt.ArrayLike) -> None:
         """Add emitted tokens i[n] to the local memory."""
-        self._request(request_id).memory.append(_checked(tokens))
-
-    def follow(self, request_id: str, tokens: Ids) -> None:
-        """Bring the local memory to the whole text i32[n]; what both begin with is not written again."""
-        memory = self._request(request_id).memory
-        common = common_prefix(memory.ids_from(0), tokens)
-        added = _checked(tokens[common:])
-        if common < memory.length:
-            memory.truncate(common)
-        if added.size:
-            memory.append(added)
+        self._request(request_id).memory.append(checked_ids(tokens))
 
     def length(self, request_id: str) -> int:
         """Tokens in the local memory."""
         return self._request(request_id).memory.length
 
-    def speculate(self, request_id: str, max_draft: int | None = None) -> SuffixMatch:
-        """Best continuation of the request's tokens; `max_draft` may only lower the cache's own."""
+    def speculate(self, request_id: str, max_draft: int | None = None, *, tokens: Ids | None = None) -> SuffixMatch:
+        """Best continuation of the request's tokens; `max_draft` may only lower the cache's own.
+
+        `tokens` i32[n] is the request's whole text by now, which the local memory then holds.
+        """
         request = self._request(request_id)
         limits = self._whole if max_draft is None else self._limits_for(max_draft)
-        size = min(request.memory.length, limits.max_depth)
-        if not size or not limits.lengths[size]:
-            return NO_MATCH
-        return self._lookup.best(request.memory, self._tenants.get(request.salt), limits)
+        return self._lookup.best(request.memory, self._tenants.get(request.salt), limits, tokens)
 
-    def close(self, request_id: str, *, response_start: int | None) -> None:
-        """Forget the local memory; unless `response_start` is None, tokens[response_start:] become global."""
+    def close(self, request_id: str, *, response_start: int | None, tokens: Ids | None = None) -> None:
+        """Forget the local memory; unless `response_start` is None, tokens[response_start:] become global.
+
+        `tokens` as in `speculate`.
+        """
         request = self._request(request_id)
         if response_start is not None:
+            if tokens is not None:
+                request.memory.follow(checked_ids(tokens))
             _within(request.memory.length, response_start=response_start)
             self._insert(request.memory.ids_from(response_start), request.salt)
         del self._requests[request_id]
@@ -134,7 +126,7 @@ class SuffixCache:
 
         Of one above max_tokens the end is kept; one of fewer than 2 tokens predicts nothing and is dropped.
         """
-        self._insert(_checked(tokens), salt)
+        self._insert(checked_ids(tokens), salt)
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming what is broken. Takes time in proportion to the memory."""
@@ -193,17 +185,3 @@ def _within(highest: int, **values: float) -> None:
     for name, value in values.items():
         if not 0 <= value <= highest:
             raise ValueError(f"{name} must be in [0, {highest}], got {value}")
-
-
-def _checked(tokens: npt.ArrayLike) -> Ids:
-    """i32[n] of valid token ids, else ValueError."""
-    values = np.asarray(tokens)
-    if values.ndim == 1 and values.size <= _FEW and values.dtype == np.int32:
-        few = values.tolist()
-        if not few or (min(few) >= 0 and max(few) < ID_LIMIT):
-            return values
-    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
-        raise ValueError(f"tokens must be a row of integers, got shape {values.shape} of {values.dtype}")
-    if values.size and not (values.min() >= 0 and values.max() < ID_LIMIT):
-        raise ValueError(f"tokens must be in [0, {ID_LIMIT}), got {values.min()} to {values.max()}")
-    return values.astype(np.int32, copy=False)

@@ -33,6 +33,7 @@ KEY_TOKENS = 3
 KEY_BITS = 21
 # Token ids are below it. A key packs id + 1, 0 stands for "before the start", and id + 2 must fit as a bound.
 ID_LIMIT = (1 << KEY_BITS) - 2
+_FEW = 64  # tokens that are checked faster by Python than by numpy
 SEGMENT_TOKENS = 131_072  # merging stops here, which bounds the pause of one insert to milliseconds
 _SIMILAR = 4  # a segment is merged with a younger neighbour of at least a quarter of its size
 
@@ -278,3 +279,17 @@ class TenantMemory:
         order = np.argsort(positions[live])
         if not np.array_equal(segment.keys[live][order], expected):
             raise AssertionError(f"segment at {segment.start}: keys and tokens disagree")
+
+
+def checked_ids(tokens: npt.ArrayLike) -> Ids:
+    """i32[n] of valid token ids, else ValueError."""
+    values = np.asarray(tokens)
+    if values.ndim == 1 and values.size <= _FEW and values.dtype == np.int32:
+        few = values.tolist()
+        if not few or (min(few) >= 0 and max(few) < ID_LIMIT):
+            return values
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise ValueError(f"tokens must be a row of integers, got shape {values.shape} of {values.dtype}")
+    if values.size and not (values.min() >= 0 and values.max() < ID_LIMIT):
+        raise ValueError(f"tokens must be in [0, {ID_LIMIT}), got {values.min()} to {values.max()}")
+    return values.astype(np.int32, copy=False)

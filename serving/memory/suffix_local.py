@@ -1,24 +1,36 @@
 """Local memory of the suffix cache: one request's prompt and output so far."""
 
+import ctypes
 from collections.abc import Iterator
 
 import numpy as np
 
 from serving.memory.occurrences import EXAMINED, SENTINEL, Level, deep_levels, most_recent
-from serving.types import Ids
+from serving.types import Ids, common_prefix
+
+
+class _Fields(ctypes.Structure):
+    """The struct Memory of suffix.cpp."""
+
+    _fields_ = (("tokens", ctypes.c_void_p), ("length", ctypes.c_int64), ("capacity", ctypes.c_int64))
 
 
 class LocalMemory:
     """A growing array of n tokens: SENTINEL, tokens, SENTINEL. No index, as a scan takes microseconds.
 
-    `length` is n, and `address` that of tokens[0], valid until the next append: read-only for others, and no
-    properties, for they are read in every round.
+    Compiled code reads and appends by way of `address`, which stays the same.
     """
 
     def __init__(self, ids: Ids) -> None:
+        self._fields = _Fields()
+        self.address = ctypes.addressof(self._fields)
         self._hold(np.full(max(64, 2 * ids.size), SENTINEL, dtype=np.int32))
-        self.length = 0
         self.append(ids)
+
+    @property
+    def length(self) -> int:
+        """n"""
+        return int(self._fields.length)
 
     @property
     def nbytes(self) -> int:
@@ -38,18 +50,29 @@ class LocalMemory:
         return self._array[self.length : max(0, self.length - size) : -1]
 
     def append(self, ids: Ids) -> None:
-        needed = self.length + ids.size + 2
-        if needed > self._array.size:
-            grown = np.full(2 * needed, SENTINEL, dtype=np.int32)
+        length = self.length + ids.size
+        self.reserve(length)
+        self._array[self.length + 1 : length + 1] = ids
+        self._array[length + 1] = SENTINEL
+        self._fields.length = length
+
+    def follow(self, ids: Ids) -> None:
+        """Become the whole text `ids`; what both begin with is not written again."""
+        common = common_prefix(self.ids_from(0), ids)
+        if common < self.length:
+            self.truncate(common)
+        self.append(ids[common:])
+
+    def reserve(self, length: int) -> None:
+        """Make room for so many tokens in all."""
+        if length + 2 > self._array.size:
+            grown = np.full(2 * (length + 2), SENTINEL, dtype=np.int32)
             grown[: self.length + 1] = self._array[: self.length + 1]
             self._hold(grown)
-        self._array[self.length + 1 : needed - 1] = ids
-        self._array[needed - 1] = SENTINEL
-        self.length += ids.size
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; `length` must not exceed the present one."""
-        self.length = length
+        self._fields.length = length
         self._array[length + 1] = SENTINEL
 
     def levels(self, context: Ids, *, max_occurrences: int) -> Iterator[Level]:
@@ -68,4 +91,4 @@ class LocalMemory:
 
     def _hold(self, array: Ids) -> None:
         self._array = array
-        self.address = array.ctypes.data
+        self._fields.tokens, self._fields.capacity = array.ctypes.data, array.size

@@ -18,8 +18,10 @@ from tests.decode.scripted import ScriptedDrafter, ScriptedModel, arithmetic, ma
 COSTS = {1: 0.010, 8: 0.017, 16: 0.057, 64: 0.297}
 
 
-def make_guard(max_draft: int = 8, ask_s: float = 0.0, costs: dict[int, float] | None = None) -> Guard:
-    guard = Guard(CostModel(costs or COSTS), max_draft=max_draft)
+def make_guard(
+    max_draft: int = 8, ask_s: float = 0.0, costs: dict[int, float] | None = None, *, is_judged: bool = False
+) -> Guard:
+    guard = Guard(CostModel(costs or COSTS), max_draft=max_draft, is_judged=is_judged)
     if ask_s:  # of a session that is unknown, so that none of it is taken for reading
         guard.record_drafts({"other": EMPTY_DRAFT}, ask_s)
     return guard
@@ -135,14 +137,19 @@ def test_new_sessions_start_with_what_others_have_learnt() -> None:
     assert guard.limit("new", 1, 10) >= 1
 
 
-@given(st.lists(st.integers(0, 8), max_size=300), st.integers(1, 16), st.floats(0.0, 0.1))
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=300), st.integers(1, 16), st.floats(0.0, 0.1),
+    st.booleans(),
+)  # fmt: skip
 def test_whatever_happens_a_session_loses_no_more_than_its_credit(
-    outcomes: list[int], batch_size: int, ask_s: float
+    outcomes: list[tuple[int, int]], batch_size: int, ask_s: float, is_judged: bool
 ) -> None:
-    guard, costs, balance, dearest = make_guard(ask_s=ask_s), CostModel(COSTS), 0.0, 0.0
-    for right in outcomes:
-        k = guard.limit("s", batch_size, 10)
-        if k:
+    guard, costs, balance, dearest = make_guard(ask_s=ask_s, is_judged=is_judged), CostModel(COSTS), 0.0, 0.0
+    for right, likely in outcomes:
+        limits = guard.limits("s", batch_size, 10)
+        assert (limits.model_floor > 0.0) == is_judged
+        if limits.model:
+            k = min(limits.model, likely) if is_judged else limits.model
             accepted = min(k, right)
             guard.observe("s", batch_size, drafted(k), accepted)
             cost = k * costs.price(batch_size, batch_size + k) + costs.plain_tokens(ask_s, batch_size)

@@ -202,7 +202,7 @@ def test_history_is_kept_for_each_session_and_forgotten_with_it() -> None:
 
 
 def match(ids: list[int], score: float) -> SuffixMatch:
-    return SuffixMatch(as_ids(ids), score, 3, np.ones(len(ids), dtype=np.float32), True)
+    return SuffixMatch.of(ids, score, 3, np.ones(len(ids)), is_local=True)
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=6))

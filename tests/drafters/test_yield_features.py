@@ -12,7 +12,6 @@ from serving.drafters.yield_features import FEATURES, History, Position, feature
 from serving.drafters.yield_predictor import YieldPredictor
 from serving.errors import ConfigError
 from serving.memory.lookup import SuffixMatch
-from serving.types import as_ids
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_every_feature_by_name() -> None:
     history = History()
     for accepted, is_cache in ((4, True), (2, False), (6, True)):
         history.add(accepted, is_cache=is_cache)
-    match = SuffixMatch(as_ids([0, 1, 3, 999]), 3.0, 7, np.array([1, 1, 0.5, 0.5], dtype=np.float32), False)
+    match = SuffixMatch.of([0, 1, 3, 999], 3.0, 7, [1, 1, 0.5, 0.5], is_local=False)
     found = named(match, Position(30, 10), history)
     assert {name: round(value, 4) for name, value in found.items()} == {
         "score": 3.0, "match_length": 7, "draft_length": 4, "mean_probability": 0.75, "last_probability": 0.5,
@@ -56,7 +55,7 @@ def test_every_feature_by_name() -> None:
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=64), st.binary(max_size=30))
 def test_structure_is_what_counting_says(ids: list[int], flags: bytes) -> None:
     kinds = np.array([*flags, 0], dtype=np.uint8)
-    match = SuffixMatch(as_ids(ids), 1.0, 1, np.ones(len(ids), dtype=np.float32), True)
+    match = SuffixMatch.of(ids, 1.0, 1, np.ones(len(ids)), is_local=True)
     expected: list[float] = []
     for kind in Kind:
         places = [place for place, token in enumerate(ids) if token < len(flags) and flags[token] & kind]

@@ -1,7 +1,6 @@
 """The predictor in the loop: every way to run it says what the plain formula says of the features."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,6 @@ from serving.drafters.yield_features import History, Position, feature_rows, fea
 from serving.drafters.yield_kernel import _SOURCE, ArrayYields, NativeYields
 from serving.drafters.yield_predictor import YieldPredictor, widened
 from serving.memory.lookup import SuffixMatch
-from serving.types import as_ids
 
 Make = Callable[[YieldPredictor], Predictor]
 SHIPPED = "smollm2-135m-yield"
@@ -34,9 +32,9 @@ def drawn(rng: np.random.Generator) -> Choice:
     """A draft of 1 to 64 tokens, some of which the tokenizer does not have."""
     size = int(rng.integers(1, 65))
     probabilities = np.sort(rng.random(size)).astype(np.float32)[::-1]
-    match = SuffixMatch(
-        as_ids(rng.integers(0, 100, size)), float(probabilities.sum()), int(rng.integers(1, 65)), probabilities,
-        bool(rng.integers(2)),
+    match = SuffixMatch.of(
+        rng.integers(0, 100, size), float(probabilities.sum()), int(rng.integers(1, 65)), probabilities,
+        is_local=bool(rng.integers(2)),
     )  # fmt: skip
     history = History()
     for _ in range(rng.integers(6)):
@@ -82,7 +80,8 @@ def test_every_feature_counts_as_it_does_in_training(make: Make) -> None:
 @pytest.mark.parametrize("make", [by_arrays, native])
 def test_what_is_no_number_stays_none(make: Make) -> None:
     some = drawn(np.random.default_rng(0))
-    none = some._replace(match=replace(some.match, score=float("nan")))
+    match = some.match
+    none = some._replace(match=SuffixMatch.of(match.ids, float("nan"), 3, match.probabilities, is_local=False))
     assert np.isnan(make(YieldPredictor.load(SHIPPED)).predict([none, some])).tolist() == [True, False]
 
 

@@ -144,7 +144,7 @@ def test_speculate_equals_the_definition(lookup, options, prompt, steps):
         elif kind == "follow":
             num_gone, added = argument
             local = local[: max(0, len(local) - num_gone)] + added
-            cache.follow("r", as_ids(local))
+            check(cache.speculate("r", tokens=as_ids(local)), expected_match(local, responses, options))
         else:
             cache.insert(argument)
             responses.append(argument)
@@ -308,20 +308,30 @@ def test_tokens_that_are_taken_back_are_forgotten():
     cache.open("r", [1, 2, 3, 4])
     cache.append("r", [1, 2])
     assert cache.speculate("r").ids.tolist() == [3, 4]
-    cache.follow("r", as_ids([1, 2]))
+    assert cache.speculate("r", tokens=as_ids([1, 2])).empty
     assert cache.length("r") == 2
-    assert cache.speculate("r").empty
     cache.close("r", response_start=0)
     cache.open("next", [2])
     assert cache.speculate("next").empty
     cache.check_integrity()
 
 
+def test_a_text_that_outgrows_its_room_is_followed(lookup):
+    cache, text = SuffixCache(lookup=lookup), [*range(100), *range(40)]
+    cache.open("r", text[:3])
+    for length in range(3, len(text) + 1):
+        match = cache.speculate("r", tokens=as_ids(text[:length]))
+        assert cache.length("r") == length
+        assert match.empty == (length <= 100)
+    cache.check_integrity()
+    assert match.ids.tolist() == list(range(40, 80))
+
+
 def test_a_match_keeps_its_tokens():
     cache = SuffixCache()
     cache.open("r", [1, 2, 3, 4, 1, 2])
     match = cache.speculate("r")
-    cache.follow("r", as_ids([9] * 6))
+    cache.speculate("r", tokens=as_ids([9] * 6))
     assert match.ids.tolist() == [3, 4]
 
 

@@ -103,7 +103,6 @@ def test_check_integrity_names_what_is_broken(corrupt, message):
     "call",
     [
         lambda cache: cache.append("x", [1]),
-        lambda cache: cache.follow("x", as_ids([1])),
         lambda cache: cache.speculate("x"),
         lambda cache: cache.length("x"),
         lambda cache: cache.close("x", response_start=None),
@@ -118,7 +117,9 @@ def test_an_unknown_request_is_named(call):
     ("call", "message"),
     [
         (lambda cache: cache.open("r", [1]), "request_id 'r' is already open"),
-        (lambda cache: cache.follow("r", as_ids([-1])), "tokens must be in"),
+        (lambda cache: cache.speculate("r", tokens=as_ids([1, -1])), "tokens must be in"),
+        (lambda cache: cache.speculate("r", tokens=as_ids([ID_LIMIT])), "tokens must be in"),
+        (lambda cache: cache.close("r", response_start=0, tokens=as_ids([-1])), "tokens must be in"),
         (lambda cache: cache.close("r", response_start=4), r"response_start must be in \[0, 3\], got 4"),
         (lambda cache: cache.speculate("r", -1), "max_draft must be at least 0, got -1"),
         (lambda cache: cache.append("r", [-1]), "tokens must be in"),

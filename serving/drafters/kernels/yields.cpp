@@ -21,35 +21,56 @@ struct Kinds {
   int64_t last;
 };
 
-// One draft as the caller packs it, without gaps; `size` token ids follow.
-struct Draft {
+// One draft as the caller packs it, without gaps: the look-up's own words, with `size` ids and as many probabilities
+// behind them, and what is known of its place.
+struct Match {
   double score;
-  int32_t size, match_length, is_local, prompt_length, num_emitted;
-  float last_probability, recent[kRecent], accepted, cache_accepted, cache_rate;
+  int32_t match_length, is_local, size, padding;
 };
 
-void features_of(const Draft& draft, const int32_t* ids, const Kinds& kinds, float* out) {
-  const double size = draft.size, emitted = draft.num_emitted;
-  *out++ = draft.score;
-  *out++ = draft.match_length;
+struct Place {
+  int32_t prompt_length, num_emitted;
+  float recent[kRecent], accepted, cache_accepted, cache_rate;
+};
+
+template <class T>
+T taken(const char*& at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  at += sizeof value;
+  return value;
+}
+
+// The features of the draft at `at`; returns what follows it.
+const char* features_of(const char* at, const Kinds& kinds, float* out) {
+  const Match match = taken<Match>(at);
+  const char *ids = at, *last = at + (2 * match.size - 1) * sizeof(int32_t);
+  const float last_probability = taken<float>(last);
+  at += 2 * match.size * sizeof(int32_t);
+  const Place place = taken<Place>(at);
+  const double size = match.size, emitted = place.num_emitted;
+  *out++ = match.score;
+  *out++ = match.match_length;
   *out++ = size;
-  *out++ = draft.score / size;
-  *out++ = draft.last_probability;
-  *out++ = draft.is_local;
-  *out++ = draft.prompt_length;
+  *out++ = match.score / size;
+  *out++ = last_probability;
+  *out++ = match.is_local;
+  *out++ = place.prompt_length;
   *out++ = emitted;
-  *out++ = emitted / (draft.prompt_length + emitted);
-  for (float accepted : draft.recent) *out++ = accepted;
-  *out++ = draft.accepted;
-  *out++ = draft.cache_accepted;
-  *out++ = draft.cache_rate;
-  int count[kKinds] = {}, first[kKinds] = {draft.size, draft.size, draft.size, draft.size};
-  for (int at = draft.size; at-- > 0;) {
-    const uint8_t flags = kinds.flags[ids[at] < kinds.last ? ids[at] : kinds.last];
+  *out++ = emitted / (place.prompt_length + emitted);
+  for (float accepted : place.recent) *out++ = accepted;
+  *out++ = place.accepted;
+  *out++ = place.cache_accepted;
+  *out++ = place.cache_rate;
+  int count[kKinds] = {}, first[kKinds] = {match.size, match.size, match.size, match.size};
+  for (int i = 0; i < match.size; ++i) {
+    const int32_t id = taken<int32_t>(ids);
+    const uint8_t flags = kinds.flags[id < kinds.last ? id : kinds.last];
     for (int kind = 0; kind < kKinds; ++kind)
-      if (flags >> kind & 1) ++count[kind], first[kind] = at;
+      if (flags >> kind & 1 && ++count[kind] == 1) first[kind] = i;
   }
   for (int kind = 0; kind < kKinds; ++kind) *out++ = count[kind] / size, *out++ = first[kind] / size;
+  return at;
 }
 
 inline float widened(float number) { return number; }
@@ -88,11 +109,7 @@ extern "C" {
 void dh_yields(const Network* net, const Kinds* kinds, const char* drafts, int64_t count, float* room, float* yields) {
   float *row = room, *first = row + kNumbers + 2 * kKinds, *second = first + net->num_first;
   for (int64_t i = 0; i < count; ++i) {
-    Draft draft;
-    constexpr int64_t kBytes = sizeof(double) + 5 * sizeof(int32_t) + (4 + kRecent) * sizeof(float);
-    std::memcpy(&draft, drafts, kBytes);
-    features_of(draft, reinterpret_cast<const int32_t*>(drafts + kBytes), *kinds, row);
-    drafts += kBytes + draft.size * sizeof(int32_t);
+    drafts = features_of(drafts, *kinds, row);
     relu_layer(row, net->num_features, net->w1, net->b1, net->num_first, first);
     relu_layer(first, net->num_first, net->w2, net->b2, net->num_second, second);
     float sum = *net->b3;

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -38,6 +40,12 @@ struct Segment {
   int64_t start;
 };
 
+// One request's own tokens: SENTINEL, `length` tokens, SENTINEL, in an array of `capacity`.
+struct Memory {
+  int32_t* tokens;
+  int64_t length, capacity;
+};
+
 // One tenant's responses; positions up to `front` are forgotten.
 struct Tenant {
   const int32_t* tokens;
@@ -50,9 +58,8 @@ constexpr int kMostDrafted = 256;
 
 struct Match {
   double score;
-  int32_t match_length, is_local;
-  int32_t ids[kMostDrafted];
-  float probabilities[kMostDrafted];
+  int32_t match_length, is_local, size, padding;
+  int32_t numbers[2 * kMostDrafted];  // `size` ids, then as many probabilities
 };
 
 struct Interval {
@@ -327,13 +334,48 @@ Path best_of(const Tenant& tenant, const Context& context, const Limits& limits,
   return search.best();
 }
 
+// Writes `path`; returns the bytes it takes.
+int put(const Path& path, Match& match) {
+  const size_t size = path.ids.size();
+  match.score = path.score;
+  match.match_length = path.match_length;
+  match.size = static_cast<int32_t>(size);
+  match.padding = 0;
+  if (!size) match.is_local = false;
+  std::copy(path.ids.begin(), path.ids.end(), match.numbers);
+  for (size_t i = 0; i < size; ++i) {
+    const float probability = static_cast<float>(path.probabilities[i]);
+    std::memcpy(match.numbers + size + i, &probability, sizeof probability);
+  }
+  return static_cast<int>(offsetof(Match, numbers) + 2 * size * sizeof(int32_t));
+}
+
+// Makes `memory` hold ids[n]; false, and nothing is changed, where it has no room or one is no id.
+bool follow(Memory& memory, const int32_t* ids, int64_t n) {
+  constexpr int32_t kIdLimit = (1 << kKeyBits) - 2;
+  if (n + 2 > memory.capacity) return false;
+  int64_t common = std::mismatch(ids, ids + std::min(n, memory.length), memory.tokens + 1).first - ids;
+  for (int64_t i = common; i < n; ++i)
+    if (ids[i] < 0 || ids[i] >= kIdLimit) return false;
+  std::copy(ids + common, ids + n, memory.tokens + 1 + common);
+  memory.tokens[n + 1] = kSentinel;
+  memory.length = n;
+  return true;
+}
+
 }  // namespace
 
 extern "C" {
 
-// What lookup.py defines as the best match, after n tokens between SENTINELs; no tenant may be known. Returns its length.
-int dh_suffix(const int32_t* tokens, int64_t n, const Tenant* tenant, const Limits* limits, Match* match) {
+// What lookup.py defines as the best match, after the request's tokens: first made to be ids[num_ids], unless that is
+// null. No tenant may be known. Returns the bytes of the match, below 0 where the ids cannot be followed.
+int dh_suffix(Memory* memory, const int32_t* ids, int64_t num_ids, const Tenant* tenant, const Limits* limits,
+              Match* match) {
+  if (ids && !follow(*memory, ids, num_ids)) return -1;
+  const int32_t* tokens = memory->tokens;
+  const int64_t n = memory->length;
   Context context{tokens + n, static_cast<int>(std::min(n, limits->max_depth))};
+  if (!limits->lengths[context.size]) return put(Path{}, *match);
   Path best = best_local(tokens, context, n, *limits);
   match->is_local = !best.ids.empty();
   // In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
@@ -345,10 +387,6 @@ int dh_suffix(const int32_t* tokens, int64_t n, const Tenant* tenant, const Limi
       match->is_local = false;
     }
   }
-  match->score = best.score;
-  match->match_length = best.match_length;
-  std::copy(best.ids.begin(), best.ids.end(), match->ids);
-  std::copy(best.probabilities.begin(), best.probabilities.end(), match->probabilities);
-  return static_cast<int>(best.ids.size());
+  return put(best, *match);
 }
 }
