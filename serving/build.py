@@ -176,8 +176,8 @@ def _policy(profile: Profile, target: ScoringModel, drafter: Drafter, *, is_loca
     costs = _pass_costs(target, profile)
 
     def of_model(max_draft: int) -> Guard:
-        token_s = drafted_token_s(drafter, target, max_draft=max_draft) if is_local else 0.0
-        return Guard(CostModel(costs), max_draft=max_draft, token_s=token_s, is_judged=True)
+        ask_s, token_s = drafting_s(drafter, target, max_draft=max_draft) if is_local else (0.0, 0.0)
+        return Guard(CostModel(costs), max_draft=max_draft, ask_s=ask_s, token_s=token_s, is_judged=True)
 
     match profile.drafter:
         case HybridDrafter(cache=cache, model=model):
@@ -189,26 +189,36 @@ def _policy(profile: Profile, target: ScoringModel, drafter: Drafter, *, is_loca
             return of_model(profile.max_draft)
 
 
-def drafted_token_s(drafter: Drafter, target: ScoringModel, *, max_draft: int) -> float:
-    """Seconds that the model of `drafter` takes for a token, alone and with a short text; 0 where there is no model."""
+def drafting_s(drafter: Drafter, target: ScoringModel, *, max_draft: int) -> tuple[float, float]:
+    """Seconds that the model of `drafter` takes to be asked, and for each token, alone and with a short text.
+
+    Zeros where there is no model.
+    """
     ids = as_ids([1] * _MEASURED_TEXT)
-    asked = DraftRequest("measure", ids, len(ids), max_draft, max_by_source=DraftLimits(cache=0, model=max_draft))
     target.open("measure", ids)
     target.score([ScoreRequest("measure", ids)])  # the features of its text are the target's
-    seconds = []
-    for _ in range(1 + _TIMINGS):
+    taken: dict[int, list[float]] = {1: [], max_draft: []}
+    num_passes = dict.fromkeys(taken, 0)
+    for count in [1, *[*taken] * _TIMINGS]:  # the first has the text read
+        limits = DraftLimits(cache=0, model=count)
         started = time.perf_counter()
-        (draft,) = drafter.start([asked]).result()
-        seconds.append((time.perf_counter() - started) / max(1, draft.num_passes))
+        (draft,) = drafter.start([DraftRequest("measure", ids, len(ids), count, max_by_source=limits)]).result()
+        taken[count].append(time.perf_counter() - started)
+        num_passes[count] = draft.num_passes
     drafter.close("measure", None)
     target.close("measure")
-    return statistics.median(seconds[1:]) if draft.num_passes else 0.0  # the first has the text read
+    one_s, all_s = statistics.median(taken[1][1:]), statistics.median(taken[max_draft][-_TIMINGS:])
+    if not num_passes[1]:
+        return 0.0, 0.0
+    more = num_passes[max_draft] - num_passes[1]
+    token_s = min(one_s, max(0.0, all_s - one_s) / more) if more else one_s
+    return one_s - token_s, token_s
 
 
 def _pass_costs(target: ScoringModel, profile: Profile) -> dict[int, float]:
     """Seconds by rows, of passes over one sequence: what a row costs hardly depends on whose it is."""
     most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
-    counts = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= max(2, most)]
+    counts = [rows for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128) if rows <= max(2, most)]
     seconds: dict[int, list[float]] = {rows: [] for rows in counts}
     for _ in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
         for rows in reversed(counts):  # what follows 128 rows is slower than what follows 2

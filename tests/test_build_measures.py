@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from serving.build import drafted_token_s
+from serving.build import drafting_s
 from serving.drafters.hybrid import HybridDrafter
 from serving.drafters.model import ModelDrafter
 from serving.drafters.ready import ReadyDrafts
@@ -22,7 +22,7 @@ from tests.decode.scripted import ScriptedModel, arithmetic
 from tests.models.eagle_heads import HIDDEN, tiny_head
 from tests.models.test_eagle3 import KnownFeatures
 
-STEP_S, READ_S = 0.002, 0.1
+ASK_S, STEP_S, READ_S = 0.004, 0.002, 0.1
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Slow:
 
     def start(self, requests: Sequence[DraftRequest]) -> ReadyDrafts:
         (asked,) = requests
-        time.sleep(READ_S * (asked.session_id not in self.read) + STEP_S * asked.max_draft)
+        time.sleep(READ_S * (asked.session_id not in self.read) + ASK_S + STEP_S * asked.max_draft)
         self.read.add(asked.session_id)
         ids = np.full(asked.max_draft, 7, dtype=np.int32)
         return ReadyDrafts([Draft(ids, "model", num_passes=asked.max_draft)])
@@ -60,14 +60,16 @@ def suffix() -> SuffixDrafter:
 
 def test_a_step_is_measured_without_the_reading_and_nothing_stays_open() -> None:
     drafter, target = Slow(), ScriptedModel(arithmetic)
-    assert STEP_S <= drafted_token_s(drafter, target, max_draft=4) < READ_S / 4
+    ask_s, token_s = drafting_s(drafter, target, max_draft=4)
+    assert STEP_S / 2 <= token_s < READ_S / 4
+    assert ASK_S / 2 <= ask_s < READ_S / 4
     assert drafter.closed == ["measure"]
     assert target.open_sessions == {}
 
 
 def test_of_a_hybrid_it_is_the_model_s() -> None:
     hybrid = HybridDrafter(suffix(), Slow(), First(), model_max_draft=4)
-    assert drafted_token_s(hybrid, ScriptedModel(arithmetic), max_draft=4) >= STEP_S
+    assert sum(drafting_s(hybrid, ScriptedModel(arithmetic), max_draft=4)) >= STEP_S
 
 
 def test_a_head_over_the_target_s_features_is_measured_like_any_model() -> None:
@@ -78,9 +80,9 @@ def test_a_head_over_the_target_s_features_is_measured_like_any_model() -> None:
         prefill_chunk=16,
     )  # fmt: skip
     drafter = ModelDrafter(lm, max_length=8, source="eagle3")
-    assert drafted_token_s(drafter, ScriptedModel(arithmetic), max_draft=4) > 0.0
+    assert sum(drafting_s(drafter, ScriptedModel(arithmetic), max_draft=4)) > 0.0
     assert drafter.num_sessions == 0
 
 
 def test_a_look_up_takes_nothing() -> None:
-    assert drafted_token_s(suffix(), ScriptedModel(arithmetic), max_draft=8) == 0.0
+    assert drafting_s(suffix(), ScriptedModel(arithmetic), max_draft=8) == (0.0, 0.0)

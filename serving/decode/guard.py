@@ -8,7 +8,8 @@ drafted token costs its row and its share of drafting, an accepted token gives o
 and costs, which starts with a small credit and earns an allowance a round. It drafts only while its balance is not
 negative or, while drafts pay on the whole, a small debt is covered by what all sessions gained. So K falls as batches
 grow, reaches 0 where drafts do not pay, comes back by trials that the allowance affords, and a session never loses more
-than credit + allowance * rounds + one attempt, and at most _MOST_LENT of what others gained.
+than credit + allowance * rounds + one attempt, and at most MOST_LENT of what others gained. As
+much is lent before anybody gained, once for all sessions: the first ones may have bad luck with a drafter that pays.
 
 A drafter that was not asked for a while reads what it missed before it drafts, the whole prompt at first. What such a
 round takes longer than drafting is an investment of all sessions, which `decode/reading.py` bounds, and no loss of that
@@ -33,6 +34,7 @@ _PRIOR_ACCEPTANCE = 0.5  # before there is any
 _SHARED_SMOOTHING = 0.05  # of what sessions learn from each other
 _CREDIT_ANYWAY = 16  # one in so many sessions
 _MEMORY = 0.9  # weight of the past after each round with a draft
+_HOPED_GAIN = 0.25  # tokens a round, before there was one
 _LEAST_PRICE = 1e-3
 _MOST_ASKED = 32.0  # tokens: a drafter that hangs is left alone by other means than a debt of minutes
 _MOST_OWED = 4.0  # tokens: what a new session saves up for at most
@@ -40,7 +42,7 @@ CREDIT = 0.5  # tokens
 ALLOWANCE = 0.02  # tokens a round
 _LEAST_JUDGED = 0.1  # tokens: readings that were cheaper have not decided whether a session's drafts paid
 _MOST_SAVED = 2.0  # tokens: what past gains may fund
-_MOST_LENT = 1.0  # tokens of what all gained: a drafter that pays on the whole has runs of bad luck
+MOST_LENT = 1.0  # tokens of what all gained: a drafter that pays on the whole has runs of bad luck
 _TOKEN_SMOOTHING = 0.1  # of the time that a drafted token takes
 _MOST_RISE = 4.0  # a draft, or a reading, that was held up is no measure of the others
 
@@ -146,24 +148,28 @@ class _Account:
 class Guard:
     """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only.
 
-    `token_s` is what drafting a token takes by a measurement at start-up; 0 where that is next to nothing, or unknown.
+    `ask_s` and `token_s` are what drafting takes by a measurement at start-up, once a round and for each token; 0 where
+    that is next to nothing, or unknown: then all of it is taken for the tokens'.
     `is_judged`: the drafter says how likely its tokens are and ends a draft at `floor`, so that K need not be guessed
     from how far drafts were right on average.
     """
 
-    def __init__(self, costs: CostModel, *, max_draft: int, token_s: float = 0.0, is_judged: bool = False) -> None:
+    def __init__(
+        self, costs: CostModel, *, max_draft: int, ask_s: float = 0.0, token_s: float = 0.0, is_judged: bool = False
+    ) -> None:
         self._costs = costs
         self._max_draft = max_draft
         self._is_judged = is_judged
         self._accounts: dict[str, _Account] = {}
         self._num_opened = 0
         self._acceptance = _PRIOR_ACCEPTANCE
-        self._gain = 0.0
+        self._gain = _HOPED_GAIN
         self._cost = 0.0
-        self._fund = ReadingFund(CREDIT)
+        self._fund = ReadingFund(MOST_LENT)
         self._pace = ReadingPace()
         self._position_s = 0.0  # of the texts that were read in the last round
-        self._ask_s = 0.0
+        self._asked_s = 0.0  # of a session in the last round, whatever was read
+        self._ask_s = ask_s
         self._token_s = token_s
         self._rows = 0
 
@@ -217,7 +223,8 @@ class Guard:
         believed = sum(account.acceptance**n for n in range(1, num_drafted + 1))
         num_rounds = account.belief + account.asked
         won = (account.belief * believed + account.won) / num_rounds
-        spent = (account.belief * num_drafted * self._token_price(batch_size) + account.spent) / num_rounds
+        price = num_drafted * self._token_price(batch_size) + self._costs.plain_tokens(self._ask_s, batch_size)
+        spent = (account.belief * price + account.spent) / num_rounds
         reading = self._reading_cost(account, batch_size) if account.is_behind else 0.0
         return (1.0 + won) / (1.0 + spent + reading)
 
@@ -237,7 +244,7 @@ class Guard:
             account.accepted = _MEMORY * account.accepted + num_accepted
             self._acceptance += _SHARED_SMOOTHING * (num_accepted / tried - self._acceptance)
         rows = max(self._rows, batch_size + num_drafted)
-        asking = min(_MOST_ASKED, self._costs.plain_tokens(self._ask_s, batch_size))
+        asking = min(_MOST_ASKED, self._costs.plain_tokens(self._asked_s, batch_size))
         cost = num_drafted * self._costs.price(batch_size, rows) + asking
         account.add_round(num_accepted, cost)
         account.balance += num_accepted - cost
@@ -249,13 +256,16 @@ class Guard:
     def record_drafts(self, drafts: Mapping[str, Draft], draft_s: float) -> None:
         self._fund.end_round()
         num_steps, num_unread = sum(map(_num_steps, drafts.values())), sum(map(self._num_unread, drafts))
-        steps_s = min(draft_s, self._token_s * num_steps) if num_unread else draft_s
+        expected_s = self._ask_s + self._token_s * num_steps
+        steps_s = min(draft_s, expected_s) if num_unread else draft_s
         self._position_s = (draft_s - steps_s) / num_unread if num_unread else 0.0
-        self._ask_s = steps_s / len(drafts) if drafts else 0.0
+        self._asked_s = steps_s / len(drafts) if drafts else 0.0
         if num_steps and not num_unread:
-            seconds = draft_s / num_steps
-            known = self._token_s or seconds
-            self._token_s = known + _TOKEN_SMOOTHING * (min(seconds, _MOST_RISE * known) - known)
+            if not self._token_s:
+                self._token_s = expected_s = draft_s / num_steps
+            change = 1.0 + _TOKEN_SMOOTHING * (min(draft_s / expected_s, _MOST_RISE) - 1.0) if expected_s else 1.0
+            self._ask_s *= change
+            self._token_s *= change
 
     def record_pass(self, *, rows: int, verify_s: float) -> None:
         self._costs.record(rows, verify_s)
@@ -268,7 +278,7 @@ class Guard:
 
     def _may_draft(self, account: _Account, batch_size: int) -> bool:
         """Whether the session can afford an attempt, and all sessions the reading that comes before it."""
-        lent = min(_MOST_LENT, self._fund.savings) if self._gain > 0.0 else 0.0
+        lent = min(MOST_LENT, self._fund.savings) if self._gain > 0.0 else 0.0
         if account.balance < -lent:
             return False
         if not account.is_behind:

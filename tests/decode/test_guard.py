@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.decode.costs import CostModel
-from serving.decode.guard import ALLOWANCE, CREDIT, Guard
+from serving.decode.guard import ALLOWANCE, CREDIT, MOST_LENT, Guard
 from serving.decode.offline import complete
 from serving.protocols import DraftRequest
 from serving.types import EMPTY_DRAFT, Draft, as_ids
@@ -130,7 +130,7 @@ def test_new_sessions_start_with_what_others_have_learnt() -> None:
         guard.forget(name)
         trials.append(num_trials)
     assert trials[0] == 1
-    assert sum(trials[1:]) <= 64 / 16
+    assert sum(trials[1:]) <= 64 / 16 + 1  # by what is lent before anybody gained
     guard.limit("good", 1, 10)
     for _ in range(60):  # one that gets credit all the same, and whose drafts are right
         guard.observe("good", 1, drafted(8), 8)
@@ -155,7 +155,7 @@ def test_whatever_happens_a_session_loses_no_more_than_its_credit(
             cost = k * costs.price(batch_size, batch_size + k) + costs.plain_tokens(ask_s, batch_size)
             balance += accepted - cost
             dearest = max(dearest, cost)
-    assert balance >= -(CREDIT + ALLOWANCE * len(outcomes) + dearest) - 1e-6
+    assert balance >= -(CREDIT + MOST_LENT + ALLOWANCE * len(outcomes) + dearest) - 1e-6
 
 
 def test_case_30_wrong_drafts_cost_hardly_a_row_and_right_ones_are_all_scored() -> None:

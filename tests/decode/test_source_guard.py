@@ -122,6 +122,18 @@ def test_the_model_s_rate_is_that_of_drafts_which_end_early() -> None:
     assert rate == pytest.approx((1 + 0.5) / (1 + 0.5 * 0.1 + 1.5 * 0.1), rel=0.03)
 
 
+def test_what_asking_takes_is_not_taken_for_the_price_of_a_token() -> None:
+    model = Guard(CostModel(COSTS), max_draft=4, ask_s=0.002, token_s=0.001, is_judged=True)
+    floor = model.limits("s", 1, 60).model_floor
+    for turn in range(60):  # the machine becomes twice as slow, and drafts seldom have more than a token
+        count = 4 if turn % 8 == 0 else 1
+        model.record_drafts({"s": modelled(count)}, 2 * (0.002 + 0.001 * count) + 0.6 * (turn == 0))
+        model.observe("s", 1, modelled(count), count)
+        model.limits("s", 1, 61 + turn)
+    twice = model.limits("s", 1, 200).model_floor
+    assert twice - floor == pytest.approx(0.1, rel=0.1)
+
+
 def test_a_model_that_knows_how_likely_its_tokens_are_ends_drafts_where_they_do_not_pay() -> None:
     model = Guard(CostModel(COSTS), max_draft=4, token_s=0.001, is_judged=True)
     guard = SourceGuard(cache=Guard(CostModel(COSTS), max_draft=8), model=model)
