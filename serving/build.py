@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from serving.build_drafter import build_drafter, feature_layers, warm_up
 from serving.build_rules import build_rules
 from serving.config import EngineConfig, HybridDrafter, Profile, SuffixDrafter, ViaVerifier
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 
 # Rows of the largest pass that is timed at start-up; costs beyond it are extrapolated.
 _MOST_MEASURED = 128
-_TIMINGS = 5
+_TIMINGS = 9
+_FEW_ROWS = 8  # what the price of a single session's draft is made of
 _MEASURED_TEXT = 2  # tokens: the shortest that a sequence may be limited to
 
 
@@ -220,10 +223,12 @@ def _pass_costs(target: ScoringModel, profile: Profile) -> dict[int, float]:
     most = min(_MOST_MEASURED, profile.engine.max_length // 2, profile.engine.max_sessions * (profile.max_draft + 1))
     counts = [rows for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128) if rows <= max(2, most)]
     seconds: dict[int, list[float]] = {rows: [] for rows in counts}
-    for _ in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
+    for turn in range(_TIMINGS):  # in turns, so that a slow moment of the machine does not fall on one count alone
         for rows in reversed(counts):  # what follows 128 rows is slower than what follows 2
-            seconds[rows].append(_pass_s(target, rows))
-    return {rows: min(found) for rows, found in seconds.items()}  # whatever disturbs a pass makes it longer
+            if rows <= _FEW_ROWS or turn < _TIMINGS // 2:
+                seconds[rows].append(_pass_s(target, rows))
+    least = [min(seconds[rows]) for rows in counts]  # whatever disturbs a pass makes it longer
+    return dict(zip(counts, np.maximum.accumulate(least).tolist(), strict=True))
 
 
 def _pass_s(model: ScoringModel, rows: int) -> float:
