@@ -144,7 +144,7 @@ def _model_arm(
 
 
 def _eagle3_drafter(profile: Profile, config: Eagle3Drafter, features: "FeatureSource") -> Drafter:
-    from serving.models.eagle3_lm import load_eagle3_lm
+    from serving.models.eagle3_load import load_eagle3_lm
     from serving.models.loading import LoadOptions
 
     engine = profile.engine

@@ -8,8 +8,8 @@ drafted token costs its row and its share of drafting, an accepted token gives o
 and costs, which starts with a small credit and earns an allowance a round. It drafts only while its balance is not
 negative or, while drafts pay on the whole, a small debt is covered by what all sessions gained. So K falls as batches
 grow, reaches 0 where drafts do not pay, comes back by trials that the allowance affords, and a session never loses more
-than credit + allowance * rounds + one attempt, and at most MOST_LENT of what others gained. As
-much is lent before anybody gained, once for all sessions: the first ones may have bad luck with a drafter that pays.
+than credit + allowance * rounds + one attempt, and at most MOST_LENT of what others gained. As much is lent before
+anybody gained, once for all sessions: the first ones may have bad luck with a drafter that pays.
 
 A drafter that was not asked for a while reads what it missed before it drafts, the whole prompt at first. What such a
 round takes longer than drafting is an investment of all sessions, which `decode/reading.py` bounds, and no loss of that
@@ -21,9 +21,9 @@ every so many get it all the same, so that a drafter which has become good is fo
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from serving.decode.account import MEMORY, Account
 from serving.decode.costs import CostModel
 from serving.decode.reading import UNKNOWN_COST, ReadingFund, ReadingPace
 from serving.types import Draft, DraftLimits
@@ -33,7 +33,6 @@ _PRIOR_TRIED = 4.0
 _PRIOR_ACCEPTANCE = 0.5  # before there is any
 _SHARED_SMOOTHING = 0.05  # of what sessions learn from each other
 _CREDIT_ANYWAY = 16  # one in so many sessions
-_MEMORY = 0.9  # weight of the past after each round with a draft
 _HOPED_GAIN = 0.25  # tokens a round, before there was one
 _LEAST_PRICE = 1e-3
 _MOST_ASKED = 32.0  # tokens: a drafter that hangs is left alone by other means than a debt of minutes
@@ -95,63 +94,12 @@ class FixedDrafts:
         """Nothing to forget."""
 
 
-@dataclass
-class _Account:
-    """One session: decayed counts of tried and accepted draft tokens, and its balance in tokens.
-
-    `asked` counts its rounds with this drafter, `won` what they accepted and `spent` what they cost, decayed as well;
-    `belief` is what the estimate from before the first of them still weighs, in rounds.
-    `length` is that of its text, `num_read` what of it the drafter has read. A reading that is under way has
-    `num_unread` positions, of which the fund has paid `read_s`. The fund has paid `paid` tokens in all, last in a batch
-    of `paid_at`, and drafts gained `gained`.
-    """
-
-    tried: float
-    accepted: float
-    balance: float
-    belief: float = 1.0
-    asked: float = 0.0
-    won: float = 0.0
-    spent: float = 0.0
-    length: int = 0
-    num_read: int = 0
-    num_unread: int = 0
-    read_s: float = 0.0
-    is_behind: bool = True
-    paid: float = 0.0
-    paid_at: int = 0
-    gained: float = 0.0
-
-    @property
-    def acceptance(self) -> float:
-        """Probability that a draft token is accepted once those before it are."""
-        return self.accepted / self.tried
-
-    def add_round(self, won: int, spent: float) -> None:
-        """One more round with this drafter."""
-        self.belief *= _MEMORY
-        self.asked = _MEMORY * self.asked + 1.0
-        self.won = _MEMORY * self.won + won
-        self.spent = _MEMORY * self.spent + spent
-
-    def grow(self, length: int) -> None:
-        """The text has now `length` tokens."""
-        self.length = length
-        if self.read_s == 0.0:
-            self.num_unread = max(1, length - self.num_read)
-
-    def catch_up(self) -> None:
-        """The drafter has read the whole text."""
-        self.num_read, self.read_s, self.is_behind = self.length, 0.0, False
-
-
 class Guard:
     """Implements DraftPolicy from measured costs. Belongs to one engine; called from its thread only.
 
     `ask_s` and `token_s` are what drafting takes by a measurement at start-up, once a round and for each token; 0 where
-    that is next to nothing, or unknown: then all of it is taken for the tokens'.
-    `is_judged`: the drafter says how likely its tokens are and ends a draft at `floor`, so that K need not be guessed
-    from how far drafts were right on average.
+    that is next to nothing, or unknown: then all of it is taken for the tokens'. `is_judged`: the drafter says how
+    likely its tokens are and ends a draft at `floor`, so that K need not be guessed from how far drafts were right.
     """
 
     def __init__(
@@ -160,7 +108,7 @@ class Guard:
         self._costs = costs
         self._max_draft = max_draft
         self._is_judged = is_judged
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._num_opened = 0
         self._acceptance = _PRIOR_ACCEPTANCE
         self._gain = _HOPED_GAIN
@@ -240,8 +188,8 @@ class Guard:
             self._end_reading(account)
         if num_drafted:
             tried = min(num_drafted, num_accepted + 1)
-            account.tried = _MEMORY * account.tried + tried
-            account.accepted = _MEMORY * account.accepted + num_accepted
+            account.tried = MEMORY * account.tried + tried
+            account.accepted = MEMORY * account.accepted + num_accepted
             self._acceptance += _SHARED_SMOOTHING * (num_accepted / tried - self._acceptance)
         rows = max(self._rows, batch_size + num_drafted)
         asking = min(_MOST_ASKED, self._costs.plain_tokens(self._asked_s, batch_size))
@@ -276,7 +224,7 @@ class Guard:
         if account is not None and account.paid >= _LEAST_JUDGED:
             self._fund.judge(account.paid_at, paid=account.paid, gained=account.gained)
 
-    def _may_draft(self, account: _Account, batch_size: int) -> bool:
+    def _may_draft(self, account: Account, batch_size: int) -> bool:
         """Whether the session can afford an attempt, and all sessions the reading that comes before it."""
         lent = min(MOST_LENT, self._fund.savings) if self._gain > 0.0 else 0.0
         if account.balance < -lent:
@@ -289,12 +237,12 @@ class Guard:
         """What one drafted token more for each session costs, in tokens."""
         return self.row_price(batch_size) + self._costs.plain_tokens(self._token_s, batch_size)
 
-    def _reading_cost(self, account: _Account, batch_size: int) -> float:
+    def _reading_cost(self, account: Account, batch_size: int) -> float:
         """What is left of the session's reading, in tokens."""
         left_s = max(0.0, self._expected_s(account, batch_size) - account.read_s)
         return self._costs.plain_tokens(left_s, batch_size)
 
-    def _expected_s(self, account: _Account, batch_size: int) -> float:
+    def _expected_s(self, account: Account, batch_size: int) -> float:
         """What the session's reading is expected to take as a whole."""
         seconds = self._pace.seconds(account.num_unread)
         return self._unknown_s(batch_size) if seconds is None else seconds
@@ -302,7 +250,7 @@ class Guard:
     def _unknown_s(self, batch_size: int) -> float:
         return UNKNOWN_COST / self._costs.plain_tokens(1.0, batch_size)
 
-    def _charge_reading(self, account: _Account, batch_size: int) -> None:
+    def _charge_reading(self, account: Account, batch_size: int) -> None:
         """The fund pays, up to a multiple of what was expected; a session that reads on and on pays the rest."""
         seconds = self._position_s * account.num_unread
         most_s = max(self._unknown_s(batch_size), _MOST_RISE * self._expected_s(account, batch_size))
@@ -313,7 +261,7 @@ class Guard:
         self._fund.pay(paid)
         account.balance -= min(_MOST_ASKED, self._costs.plain_tokens(seconds - paid_s, batch_size))
 
-    def _end_reading(self, account: _Account) -> None:
+    def _end_reading(self, account: Account) -> None:
         if account.is_behind:
             self._pace.record(account.num_unread, account.read_s)
         account.catch_up()
@@ -323,12 +271,12 @@ class Guard:
         account = self._accounts.get(session_id)
         return account.num_unread if account is not None and account.is_behind else 0
 
-    def _account(self, session_id: str) -> _Account:
+    def _account(self, session_id: str) -> Account:
         if session_id not in self._accounts:
             has_credit = self._gain >= 0.0 or self._num_opened % _CREDIT_ANYWAY == 0
             self._num_opened += 1
             balance = CREDIT if has_credit else -min(_MOST_OWED, self._cost)
-            self._accounts[session_id] = _Account(_PRIOR_TRIED, _PRIOR_TRIED * self._acceptance, balance)
+            self._accounts[session_id] = Account(_PRIOR_TRIED, _PRIOR_TRIED * self._acceptance, balance)
         return self._accounts[session_id]
 
 

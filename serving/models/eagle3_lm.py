@@ -9,31 +9,24 @@ is special: the positions it missed are read, with the target's features, when i
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from serving.models.attention import has_flash
-from serving.models.eagle3 import NUM_FEATURES
-from serving.models.eagle3_checkpoint import load_eagle3
-from serving.models.eagle3_runner import DraftingRunner, Eagle3Runner, kv_shape, runner_of
+from serving.models.eagle3_runner import DraftingRunner, Eagle3Runner
 from serving.models.kv_store import KVStore, Row
-from serving.models.loading import LoadOptions, default_device, torch_dtype
-from serving.models.memory_plan import MemoryPlan, PlannedItem, reserve
 from serving.models.packed import CATCH_UP, Segment, pack
 from serving.models.scores import score_tables
 from serving.protocols import ScoreRequest
-from serving.types import Draft, DraftStops, Ids, ScoreTable, as_ids
+from serving.types import Draft, DraftStops, Ids, ScoreTable
 
 log = logging.getLogger(__name__)
 
 # Outputs kept for each row, of its last positions: those on stand-ins (a tier's unverified tokens and a draft) begin
 # behind the oldest, and the newest must not take its place.
-_KEPT = 128
-_WARM_UP = CATCH_UP  # positions: a prompt that is read in one call whatever the chunk
+KEPT = 128
 
 
 class FeatureSource(Protocol):
@@ -108,7 +101,7 @@ class Eagle3LM:
         self._prefill_chunk = prefill_chunk
         self._with_logsumexp = with_logsumexp
         # By row: the outputs of its last positions, and how many leading positions stand on the target's features.
-        self._outputs = torch.zeros(store.num_rows, _KEPT, hidden, device=store.device)
+        self._outputs = torch.zeros(store.num_rows, KEPT, hidden, device=store.device)
         self._num_true = np.zeros(store.num_rows, dtype=np.int64)
 
     def open(self, session_id: str, ids: Ids, *, salt: str = "") -> int:
@@ -171,7 +164,7 @@ class Eagle3LM:
 
     def _last_kept(self, row: Row) -> int:
         """The last position whose output does not take the place of that of the last true one."""
-        return int(self._num_true[row.index]) + _KEPT - 2
+        return int(self._num_true[row.index]) + KEPT - 2
 
     def _start(self, request: ScoreRequest) -> _Reading:
         row = self._store.row(request.session_id)
@@ -224,7 +217,7 @@ class Eagle3LM:
         stand_ins = [one.segment for one in unread if one.features is None]
         parts = [self._runner.project(torch.cat(true))] if true else []
         if stand_ins:
-            before = self._slots([s.row.index for s in stand_ins], [(s.start - 1) % _KEPT for s in stand_ins])
+            before = self._slots([s.row.index for s in stand_ins], [(s.start - 1) % KEPT for s in stand_ins])
             parts.append(self._outputs.flatten(0, 1).index_select(0, before))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -244,7 +237,7 @@ class Eagle3LM:
         out = self._runner.forward(g, pack(segments, self._store), self._store)
         ends = np.cumsum([segment.stop - segment.start for segment in segments])
         last = out.index_select(0, torch.from_numpy(ends - 1).to(out.device))
-        kept = self._slots([s.row.index for s in segments], [(s.stop - 1) % _KEPT for s in segments])
+        kept = self._slots([s.row.index for s in segments], [(s.stop - 1) % KEPT for s in segments])
         self._outputs.flatten(0, 1).index_copy_(0, kept, last.float())
         for reading, segment, one in zip(readings, segments, last, strict=True):
             segment.row.ids[segment.start : segment.stop] = segment.ids[segment.start : segment.stop]
@@ -253,7 +246,7 @@ class Eagle3LM:
 
     def _slots(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
         """Where the kept outputs of `rows` stand in one list of them all; for why see `KVStore.keep_features`."""
-        flat = [row * _KEPT + place for row, place in zip(rows, places, strict=True)]
+        flat = [row * KEPT + place for row, place in zip(rows, places, strict=True)]
         return torch.tensor(flat, device=self._outputs.device)
 
     def _tables(self, readings: Sequence[_Reading]) -> Iterator[ScoreTable | None]:
@@ -266,54 +259,3 @@ class Eagle3LM:
             id_map=self._target_ids, with_logsumexp=self._with_logsumexp,
         ))  # fmt: skip
         return (next(tables) if reading.is_done and reading.out is not None else None for reading in readings)
-
-
-def load_eagle3_lm(model: str, *, target: str, features: FeatureSource, options: LoadOptions) -> Eagle3LM:
-    """Load the head `model` for `target`, reserve its KV rows. Raises ModelError or MemoryPlanError, each one clear."""
-    dtype, device = torch_dtype(options.dtype), default_device()
-    head = load_eagle3(model, target=target, dtype=dtype).to(device)
-    shape = kv_shape(head)
-    matrices = (*head.parameters(), *head.buffers())
-    plan = MemoryPlan.on(
-        device,
-        [
-            PlannedItem(options.role, "weights", sum(matrix.nbytes for matrix in matrices)),
-            PlannedItem(options.role, "KV rows", KVStore.planned_bytes(
-                [shape], num_rows=options.kv_rows, capacity=options.capacity, dtype=dtype
-            )),
-            PlannedItem(options.role, "kept outputs", 4 * options.num_rows * _KEPT * head.config.hidden_size),
-        ],
-    )  # fmt: skip
-    log.info("%s %s:\n%s", options.role, model, plan)
-    plan.check()
-    store = KVStore(
-        [shape], options.num_rows, options.capacity, dtype, device,
-        has_flash=has_flash([shape], options.capacity, dtype, device),
-    )  # fmt: skip
-    reserve(store, options.role)
-    lm_with = partial(
-        Eagle3LM, runner_of(head, max_length=options.capacity), store,
-        target_ids=head.target_ids.to(device), hidden=head.config.hidden_size,
-        prefill_chunk=options.prefill_chunk, with_logsumexp=options.with_logsumexp,
-    )  # fmt: skip
-    _warm_up(lm_with(features=_NoTarget(NUM_FEATURES * head.config.target_hidden_size)), options.capacity)
-    return lm_with(features=features)
-
-
-class _NoTarget:
-    """Features that say nothing, of any text."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-
-    def features(self, session_id: str, ids: Ids, start: int) -> Tensor:
-        return torch.zeros(len(ids) - start, self._width)
-
-
-def _warm_up(lm: Eagle3LM, capacity: int) -> None:
-    """Read a prompt and take one step, so that the first request does not pay for what happens once."""
-    ids = as_ids([1] * min(_WARM_UP, capacity))
-    lm.open("warm-up", ids)
-    for length in (len(ids) - 1, len(ids)):
-        lm.score([ScoreRequest("warm-up", ids[:length])])
-    lm.close("warm-up")

@@ -104,7 +104,7 @@ def test_a_chain_equals_the_head_run_position_by_position(norm_before_residual: 
 
 
 def test_what_a_long_draft_began_with_can_be_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_lm, "_KEPT", 8)
+    monkeypatch.setattr(eagle3_lm, "KEPT", 8)
     head = tiny_head()
     for runner in runners(head):
         features, ids = KnownFeatures(), random_ids(20, 1)

@@ -12,7 +12,7 @@ import torch
 from serving.drafters.model import ModelDrafter
 from serving.models.eagle3 import Eagle3Config, Eagle3Head
 from serving.models.eagle3_checkpoint import is_eagle3
-from serving.models.eagle3_lm import load_eagle3_lm
+from serving.models.eagle3_load import load_eagle3_lm
 from serving.models.hf_decoder import HFDecoder
 from serving.models.kv_store import KVStore
 from serving.models.loading import LoadOptions
