@@ -51,7 +51,10 @@ class LocalMemory:
 
     def append(self, ids: Ids) -> None:
         length = self.length + ids.size
-        self.reserve(length)
+        if length + 2 > self._array.size:
+            grown = np.full(2 * (length + 2), SENTINEL, dtype=np.int32)
+            grown[: self.length + 1] = self._array[: self.length + 1]
+            self._hold(grown)
         self._array[self.length + 1 : length + 1] = ids
         self._array[length + 1] = SENTINEL
         self._fields.length = length
@@ -62,13 +65,6 @@ class LocalMemory:
         if common < self.length:
             self.truncate(common)
         self.append(ids[common:])
-
-    def reserve(self, length: int) -> None:
-        """Make room for so many tokens in all."""
-        if length + 2 > self._array.size:
-            grown = np.full(2 * (length + 2), SENTINEL, dtype=np.int32)
-            grown[: self.length + 1] = self._array[: self.length + 1]
-            self._hold(grown)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; `length` must not exceed the present one."""
