@@ -120,43 +120,49 @@ inline void panels_of(const typename Factors<W>::Input* x, const W* panels, cons
                       int64_t p1, int64_t K, Ahead ahead) {
   int64_t p = p0;
   for (; p + PB <= p1; p += PB) tile<TB, PB, W>(x, panels, out, t, p, K, ahead);
-  for (; p < p1; ++p) tile<TB, 1, W>(x, panels, out, t, p, K, ahead);
+  if constexpr (PB > 1) panels_of<TB, PB - 1, W>(x, panels, out, t, p, p1, K, ahead);
 }
 
 #if defined(__AVX512F__)
 constexpr int kRows = 12;  // 24 sums, 2 weights and a value: 27 of 32 registers
-constexpr int kFew = 3;    // two panels: 12 sums, 4 weights and a value
+constexpr int kFew = 3;
 #else
 constexpr int kRows = 6;  // 12 sums, 2 weights and a value: 15 of 16 registers
-constexpr int kFew = 2;   // two panels: 8 sums, 4 weights and a value
+constexpr int kFew = 2;
 #endif
+constexpr int64_t kPerItem = 4;  // panels that a thread takes at a time, at most
 
-// panels_of for `count` rows, 1 to kRows; few rows take several panels, or their sums would wait for one another.
+// panels_of for `count` rows, 1 to kRows. Few rows take several panels at once, so that memory brings as many streams
+// by itself: sums that then find no register cost less than waiting for it.
 template <int TB = 1, class W, class... Args>
 inline void rows_of(int64_t count, const typename Factors<W>::Input* x, const W* panels, Args... args) {
   if constexpr (TB < kRows) {
     if (count > TB) return rows_of<TB + 1, W>(count, x, panels, args...);
   }
-  panels_of<TB, TB == 1 ? 4 : TB <= kFew ? 2 : 1, W>(x, panels, args...);
+  panels_of<TB, TB <= kFew ? kPerItem : 1, W>(x, panels, args...);
 }
 
 // Few rows are bound by memory, whose own prefetching is best left alone; many are not, and ask a panel ahead of use.
 template <class W>
 void linear(const float* x, const W* panels, const Output& out, int64_t T, int64_t K) {
   const bool is_few = T <= kFew;
-  const int64_t per_item = is_few ? 4 : 1, all = num_panels(out.N), row_blocks = (T + kRows - 1) / kRows;
+  const int64_t all = num_panels(out.N), row_blocks = (T + kRows - 1) / kRows;
   const int64_t bytes = K * kPanel * sizeof(W), lines = (bytes + kLine - 1) / kLine, groups = K / Factors<W>::kInputs;
   const int64_t every = is_few ? groups : std::max<int64_t>(1, row_blocks * groups / lines);
   const int64_t at_once = is_few ? 1 : (lines * every + row_blocks * groups - 1) / (row_blocks * groups);
   const auto* inputs = as_inputs(x, T * K, typename Factors<W>::Input{});
   Pool& pool = Pool::instance();
+  const int64_t per_item = std::clamp<int64_t>(all / pool.size(), 1, kPerItem);
   pool.run((all + per_item - 1) / per_item, [&](int64_t item) {
-    const int64_t p0 = item * per_item, p1 = std::min(p0 + per_item, all);
-    const int64_t next = std::min(p0 + pool.size() * per_item, all - 1);  // those between go to other threads
-    for (int64_t b = 0; b < row_blocks; ++b) {
-      const int64_t t = T * b / row_blocks;  // blocks as even as they can be: short ones waste the multipliers
-      const Ahead ahead{reinterpret_cast<const char*>(panels) + next * bytes + bytes * b / row_blocks, every, at_once};
-      rows_of(T * (b + 1) / row_blocks - t, inputs, panels, out, t, p0, p1, K, ahead);
+    const int64_t p0 = item * per_item, p1 = std::min(p0 + per_item, all), step = is_few ? per_item : 1;
+    for (int64_t p = p0; p < p1; p += step) {
+      // The panels after this item's go to other threads.
+      const int64_t next = p + step < p1 ? p + step : std::min(p0 + pool.size() * per_item, all - 1);
+      for (int64_t b = 0; b < row_blocks; ++b) {
+        const int64_t t = T * b / row_blocks;  // blocks as even as they can be: short ones waste the multipliers
+        const Ahead ahead{reinterpret_cast<const char*>(panels) + next * bytes + bytes * b / row_blocks, every, at_once};
+        rows_of(T * (b + 1) / row_blocks - t, inputs, panels, out, t, p, std::min(p + step, p1), K, ahead);
+      }
     }
   });
 }
