@@ -18,9 +18,10 @@ from serving.drafters.model import ModelDrafter as ModelDrafterRole
 from serving.drafters.ready import PlainDrafter
 from serving.drafters.suffix import SuffixDrafter as SuffixDrafterRole
 from serving.drafters.token_kinds import TokenKinds, token_kinds
-from serving.drafters.yield_kernel import best_yields
+from serving.drafters.yield_kernel import NativeYields, best_yields
 from serving.drafters.yield_predictor import YieldPredictor
 from serving.errors import ConfigError
+from serving.memory.lookup import JudgeFields, best_lookup
 from serving.memory.suffix import SuffixCache
 from serving.models.tokenizer import ChatTokenizer
 from serving.models.vocabulary import check_same_vocabulary
@@ -55,7 +56,7 @@ def build_drafter(
             # First: its artefact may be missing, and models take long to load.
             chooser = chooser or _chooser(config, tokenizer)
             return HybridDrafterRole(
-                SuffixDrafterRole(suffix_cache(config.cache)),
+                SuffixDrafterRole(suffix_cache(config.cache, judge=_judge(chooser))),
                 _model_arm(profile, config.model, tokenizer, features),
                 chooser,
                 model_max_draft=config.model.max_draft,
@@ -79,8 +80,8 @@ def _feature_reader(profile: Profile) -> Eagle3Drafter | None:
     return drafter if isinstance(drafter, Eagle3Drafter) else None
 
 
-def suffix_cache(config: SuffixDrafter) -> SuffixCache:
-    """An empty suffix cache."""
+def suffix_cache(config: SuffixDrafter, *, judge: JudgeFields | None = None) -> SuffixCache:
+    """An empty suffix cache; `judge` is asked about every match."""
     return SuffixCache(
         max_depth=config.max_depth,
         max_draft=config.max_draft,
@@ -88,6 +89,7 @@ def suffix_cache(config: SuffixDrafter) -> SuffixCache:
         offset=config.offset,
         min_prob=config.min_prob,
         max_tokens=config.max_tokens,
+        lookup=best_lookup(judge),
     )
 
 
@@ -123,6 +125,12 @@ def _chooser(config: HybridDrafter, tokenizer: ChatTokenizer) -> Chooser:
             return RuleChooserRole(config.model.max_draft if least_score is None else least_score)
         case chosen:
             return YieldChooser(best_yields(YieldPredictor.load(chosen.predictor), kinds_of(tokenizer)), chosen.tau)
+
+
+def _judge(chooser: Chooser) -> JudgeFields | None:
+    """The predictor of `chooser`, where a look-up can ask it."""
+    predictor = chooser.predictor if isinstance(chooser, YieldChooser) else None
+    return predictor.judge if isinstance(predictor, NativeYields) else None
 
 
 def kinds_of(tokenizer: ChatTokenizer) -> TokenKinds:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from serving.drafters.chooser import Choice, Chooser
 from serving.drafters.ready import ReadyDrafts
 from serving.drafters.suffix import SuffixDrafter
-from serving.drafters.yield_features import History, Position
-from serving.memory.lookup import SuffixMatch
+from serving.drafters.yield_features import History, Position, packed_place
 from serving.protocols import Drafter, DraftRequest, Outcome, PendingDrafts
 from serving.types import EMPTY_DRAFT, Draft, Ids
 
@@ -75,21 +74,21 @@ class HybridDrafter:
     def _cached(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """The cache's draft for each request where it is chosen, else an empty one."""
         drafts = [EMPTY_DRAFT] * len(requests)
-        matches = self._cache.matches(requests)
-        found = [index for index, match in enumerate(matches) if not match.empty]
-        choices = [self._choice(matches[index], requests[index]) for index in found]
-        for index, is_taken in zip(found, self._chooser.takes_cache(choices), strict=True):
+        choices = {index: choice for index, request in enumerate(requests) if (choice := self._choice(request))}
+        for index, is_taken in zip(choices, self._chooser.takes_cache(list(choices.values())), strict=True):
             if is_taken or self._model_room(requests[index]) == 0:
-                drafts[index] = self._cache.draft(matches[index], requests[index])
+                drafts[index] = self._cache.draft(choices[index].match, requests[index])
         return drafts
 
-    def _choice(self, match: SuffixMatch, request: DraftRequest) -> Choice:
+    def _choice(self, request: DraftRequest) -> Choice | None:
+        """What the cache finds for a request, None for nothing."""
         session_id, prompt_len, limits = request.session_id, request.prompt_len, request.max_by_source
+        position, history = Position(prompt_len, len(request.ids) - prompt_len), self._history(session_id)
+        match = self._cache.match(request, packed_place(position, history))
+        if match.empty:
+            return None
         rate, price = (1.0, 0.0) if limits is None else (limits.model_rate, limits.row_price)
-        return Choice(
-            session_id, match, Position(prompt_len, len(request.ids) - prompt_len), self._history(session_id),
-            min(len(match), request.cache_limit), rate, price,
-        )  # fmt: skip
+        return Choice(session_id, match, position, history, min(len(match), request.cache_limit), rate, price)
 
     def _model_room(self, request: DraftRequest) -> int:
         return min(self._model_max_draft, request.model_limit)

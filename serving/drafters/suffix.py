@@ -25,9 +25,9 @@ class SuffixDrafter:
     def start(self, requests: Sequence[DraftRequest]) -> ReadyDrafts:
         return ReadyDrafts([self.draft(self._match(asked, asked.cache_limit), asked) for asked in requests])
 
-    def matches(self, requests: Sequence[DraftRequest]) -> list[SuffixMatch]:
-        """What the cache would say in each place, at its own full length whatever a request allows."""
-        return [self._match(request, None) for request in requests]
+    def match(self, request: DraftRequest, place: bytes) -> SuffixMatch:
+        """What the cache would say, at its own full length whatever the request allows; `place` is for its judge."""
+        return self._match(request, None, place)
 
     def draft(self, match: SuffixMatch, request: DraftRequest) -> Draft:
         """`match` as a draft, cut to what the request allows."""
@@ -42,9 +42,9 @@ class SuffixDrafter:
         prompt_len = self._prompt_lens.pop(session_id)
         self._cache.close(session_id, response_start=None if ids is None else prompt_len, tokens=ids)
 
-    def _match(self, request: DraftRequest, max_draft: int | None) -> SuffixMatch:
+    def _match(self, request: DraftRequest, max_draft: int | None, place: bytes = b"") -> SuffixMatch:
         if request.session_id in self._prompt_lens:
-            return self._cache.speculate(request.session_id, max_draft, tokens=request.ids)
+            return self._cache.speculate(request.session_id, max_draft, tokens=request.ids, place=place)
         self._cache.open(request.session_id, request.ids, salt=request.salt)
         self._prompt_lens[request.session_id] = request.prompt_len
-        return self._cache.speculate(request.session_id, max_draft)
+        return self._cache.speculate(request.session_id, max_draft, place=place)

@@ -6,6 +6,7 @@ states. Nothing here depends on what comes after the position that a draft conti
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from serving.types import Floats, Ids
 NUM_RECENT = 3
 _ACCEPTED_MEMORY = 0.8  # weight of the past after each draft
 _CHOICE_MEMORY = 0.9
+_PLACE = Struct(f"=2i{3 + NUM_RECENT}f")  # the struct Place of yields.cpp
 _MARKS = tuple(bytes(flags & kind > 0 for flags in range(256)) for kind in Kind)  # flags to 1 where they have the kind
 
 FEATURES = (
@@ -60,6 +62,13 @@ class Position(NamedTuple):
 
     prompt_len: int
     num_emitted: int
+
+
+def packed_place(position: Position, history: History) -> bytes:
+    """Both as compiled code reads them."""
+    return _PLACE.pack(
+        *position, *history.recent, history.accepted, history.cache_accepted, history.cache_rate
+    )  # fmt: skip
 
 
 def features(match: SuffixMatch, position: Position, history: History, kinds: TokenKinds) -> list[float]:

@@ -7,19 +7,20 @@ do in a row.
 
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
+from math import isnan
 from pathlib import Path
-from struct import Struct
 
 import numpy as np
 
 from serving.compiling import load_library
 from serving.drafters.chooser import Choice, Predictor
 from serving.drafters.token_kinds import TokenKinds
-from serving.drafters.yield_features import NUM_RECENT, feature_rows, features
+from serving.drafters.yield_features import feature_rows, features, packed_place
 from serving.drafters.yield_predictor import YieldPredictor
+from serving.memory.lookup import JudgeFields
 
 _SOURCE = Path(__file__).with_name("kernels") / "yields.cpp"
-_PLACE = Struct(f"=2i{3 + NUM_RECENT}f")  # the struct Place of yields.cpp
 
 
 class _Network(ctypes.Structure):
@@ -67,7 +68,20 @@ class NativeYields:
         self._addresses = ctypes.addressof(self._network), ctypes.addressof(self._kinds), self._room.ctypes.data
         self._make_room(1)
 
+    @cached_property
+    def judge(self) -> JudgeFields:
+        """The same within a look-up, which then predicts by itself."""
+        network, kinds, room = self._addresses
+        first = self._owners[0][0]
+        run = ctypes.cast(self._run, ctypes.c_void_p)
+        judge = JudgeFields(run, network, kinds, room, first.ctypes.data, first.nbytes)
+        judge.owner = self
+        return judge
+
     def predict(self, choices: Sequence[Choice]) -> list[float]:
+        said = [one.match.predicted for one in choices]
+        if not any(map(isnan, said)):
+            return said
         count = len(choices)
         if count > len(self._yields):
             self._make_room(count)
@@ -87,8 +101,4 @@ def best_yields(predictor: YieldPredictor, kinds: TokenKinds) -> Predictor:
 
 
 def _packed(choice: Choice) -> bytes:
-    prompt_len, num_emitted = choice.position
-    history = choice.history
-    return choice.match.packed + _PLACE.pack(
-        prompt_len, num_emitted, *history.recent, history.accepted, history.cache_accepted, history.cache_rate
-    )
+    return choice.match.packed + packed_place(choice.position, choice.history)

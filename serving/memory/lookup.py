@@ -7,6 +7,7 @@ much for that (0.3 ms), compiled code takes microseconds.
 import ctypes
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from struct import Struct
 from typing import Protocol
@@ -23,6 +24,7 @@ from serving.types import Floats, Ids
 _SOURCE = Path(__file__).with_name("kernels") / "suffix.cpp"
 
 MOST_DRAFTED = 256
+MOST_OF_PLACE = 64  # bytes
 
 
 class _NativeLimits(ctypes.Structure):
@@ -34,6 +36,20 @@ class _NativeLimits(ctypes.Structure):
         ("max_occurrences", ctypes.c_int64),
         ("examined", ctypes.c_int64),
         ("min_prob", ctypes.c_double),
+    )
+
+
+class JudgeFields(ctypes.Structure):
+    """The struct Judge of suffix.cpp: compiled code that says of each match what it is worth, where the match is found.
+
+    It is told the match and the bytes of its place, at most MOST_OF_PLACE. `owner` keeps what the pointers point to.
+    """
+
+    owner: object = None
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("run", "network", "kinds", "room", "first")),
+        ("num_first", ctypes.c_int64),
     )
 
 
@@ -107,6 +123,11 @@ class SuffixMatch:
         return bool(_HEAD.unpack_from(self.packed)[2])
 
     @property
+    def predicted(self) -> float:
+        """Tokens of it that a judge expects to be accepted; NaN where none was asked."""
+        return float(_HEAD.unpack_from(self.packed)[4])
+
+    @property
     def ids(self) -> Ids:
         """i32[K], read-only."""
         return np.frombuffer(self.packed, np.int32, len(self), _HEAD.size)
@@ -121,7 +142,7 @@ class SuffixMatch:
         cls, ids: npt.ArrayLike, score: float, match_length: int, probabilities: npt.ArrayLike, *, is_local: bool
     ) -> "SuffixMatch":
         tokens, shares = np.asarray(ids, dtype=np.int32), np.asarray(probabilities, dtype=np.float32)
-        head = _HEAD.pack(score, match_length, is_local, len(tokens), 0)
+        head = _HEAD.pack(score, match_length, is_local, len(tokens), nan)
         return cls(head + tokens.tobytes() + shares.tobytes())
 
     @classmethod
@@ -129,7 +150,7 @@ class SuffixMatch:
         return cls.of(found.ids, found.score, found.match_length, found.probabilities, is_local=is_local)
 
 
-_HEAD = Struct("=d4i")  # score, match_length, is_local, K and padding; ids and probabilities follow
+_HEAD = Struct("=d3if")  # score, match_length, is_local, K, predicted; ids and probabilities follow
 _BYTES_A_TOKEN = 8
 NO_MATCH = SuffixMatch.of_candidate(NO_CANDIDATE, is_local=False)
 
@@ -138,9 +159,13 @@ class Lookup(Protocol):
     """Finds the best path after a request's tokens, in its own memory and its tenant's."""
 
     def best(
-        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None
-    ) -> SuffixMatch:
-        """`tokens`, if any are given, are what `request` has to hold first. Raises ValueError for one that is no id."""
+        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None,
+        place: bytes = b"",
+    ) -> SuffixMatch:  # fmt: skip
+        """`tokens`, if any are given, are what `request` has to hold first. Raises ValueError for one that is no id.
+
+        `place` is for the judge of the match, if there is one.
+        """
         ...
 
 
@@ -148,8 +173,9 @@ class ArrayLookup:
     """By numpy: what defines the result, and what runs without a compiler."""
 
     def best(
-        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None
-    ) -> SuffixMatch:
+        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None,
+        place: bytes = b"",
+    ) -> SuffixMatch:  # fmt: skip
         if tokens is not None:
             request.follow(checked_ids(tokens))
         context, count = request.context(limits.max_depth), limits.max_occurrences
@@ -168,28 +194,37 @@ class ArrayLookup:
 
 
 class NativeLookup:
-    """By suffix.cpp, on the same arrays."""
+    """By suffix.cpp, on the same arrays. `judge` is asked about every match."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer = ctypes.c_void_p
+    def __init__(self, library: ctypes.CDLL, judge: JudgeFields | None = None) -> None:
+        pointer, size, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
         self._run = library.dh_suffix
-        self._run.argtypes = [pointer, ctypes.c_char_p, ctypes.c_int64, pointer, pointer, pointer]
-        found = (ctypes.c_char * (_HEAD.size + _BYTES_A_TOKEN * MOST_DRAFTED))()
+        self._run.argtypes = [pointer, text, size, pointer, pointer, pointer, text, size, pointer]
+        self._judge = judge  # owned as long as its address is used
+        self._judge_address = None if judge is None else ctypes.addressof(judge)
+        found = (ctypes.c_char * (_HEAD.size + _BYTES_A_TOKEN * MOST_DRAFTED + MOST_OF_PLACE))()
         self._found, self._address = memoryview(found), ctypes.addressof(found)
 
     def best(
-        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None
-    ) -> SuffixMatch:
-        responses = None if tenant is None else tenant.table.address
+        self, request: LocalMemory, tenant: TenantMemory | None, limits: LookupLimits, tokens: Ids | None = None,
+        place: bytes = b"",
+    ) -> SuffixMatch:  # fmt: skip
+        others = (
+            None if tenant is None else tenant.table.address, limits.address, self._judge_address, place, len(place),
+            self._address,
+        )  # fmt: skip
         text, length = (None, 0) if tokens is None else (tokens.tobytes(), tokens.size)
-        size = self._run(request.address, text, length, responses, limits.address, self._address)
+        size = self._run(request.address, text, length, *others)
         if tokens is not None and size < 0:  # it has no room for them, or some are no ids
             request.follow(checked_ids(tokens))
-            size = self._run(request.address, None, 0, responses, limits.address, self._address)
+            size = self._run(request.address, None, 0, *others)
         return SuffixMatch(self._found[:size].tobytes())
 
 
-def best_lookup() -> Lookup:
-    """Compiled code if there is a compiler. For one cache: what it finds passes through buffers of its own."""
+def best_lookup(judge: JudgeFields | None = None) -> Lookup:
+    """Compiled code, and its judge, if there is a compiler.
+
+    For one cache: what it finds passes through buffers of its own.
+    """
     library = load_library(_SOURCE, otherwise="looking up drafts takes some tenths of a millisecond")
-    return ArrayLookup() if library is None else NativeLookup(library)
+    return ArrayLookup() if library is None else NativeLookup(library, judge)

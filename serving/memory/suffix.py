@@ -99,14 +99,16 @@ class SuffixCache:
         """Tokens in the local memory."""
         return self._request(request_id).memory.length
 
-    def speculate(self, request_id: str, max_draft: int | None = None, *, tokens: Ids | None = None) -> SuffixMatch:
+    def speculate(
+        self, request_id: str, max_draft: int | None = None, *, tokens: Ids | None = None, place: bytes = b""
+    ) -> SuffixMatch:
         """Best continuation of the request's tokens; `max_draft` may only lower the cache's own.
 
-        `tokens` i32[n] is the request's whole text by now, which the local memory then holds.
+        `tokens` i32[n] is the request's whole text by now, which the local memory then holds. `place` is for a judge.
         """
         request = self._request(request_id)
         limits = self._whole if max_draft is None else self._limits_for(max_draft)
-        return self._lookup.best(request.memory, self._tenants.get(request.salt), limits, tokens)
+        return self._lookup.best(request.memory, self._tenants.get(request.salt), limits, tokens, place)
 
     def close(self, request_id: str, *, response_start: int | None, tokens: Ids | None = None) -> None:
         """Forget the local memory; unless `response_start` is None, tokens[response_start:] become global.

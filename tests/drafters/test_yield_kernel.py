@@ -1,6 +1,8 @@
 """The predictor in the loop: every way to run it says what the plain formula says of the features."""
 
+import gc
 from collections.abc import Callable
+from ctypes import CDLL
 
 import numpy as np
 import numpy.typing as npt
@@ -8,10 +10,12 @@ import pytest
 
 from serving.compiling import load_library
 from serving.drafters.chooser import Choice, Predictor
-from serving.drafters.yield_features import History, Position, feature_rows, features
+from serving.drafters.yield_features import History, Position, feature_rows, features, packed_place
 from serving.drafters.yield_kernel import _SOURCE, ArrayYields, NativeYields
 from serving.drafters.yield_predictor import YieldPredictor, widened
-from serving.memory.lookup import SuffixMatch
+from serving.memory.lookup import SuffixMatch, best_lookup
+from serving.memory.suffix import SuffixCache
+from serving.types import Ids
 
 Make = Callable[[YieldPredictor], Predictor]
 SHIPPED = "smollm2-135m-yield"
@@ -19,9 +23,13 @@ KINDS = np.array([*np.random.default_rng(0).integers(0, 16, 90), 0], dtype=np.ui
 
 
 def native(predictor: YieldPredictor) -> Predictor:
+    return NativeYields(predictor, KINDS, _library())
+
+
+def _library() -> CDLL:
     library = load_library(_SOURCE, otherwise="these tests fail")
     assert library is not None, "the test machine has no C++ compiler (g++)"
-    return NativeYields(predictor, KINDS, library)
+    return library
 
 
 def by_arrays(predictor: YieldPredictor) -> Predictor:
@@ -91,3 +99,38 @@ def test_a_draft_has_the_same_bits_alone_and_in_a_batch_that_grows() -> None:
     alone = [yields.predict([one])[0] for one in choices]
     assert yields.predict(choices) == alone
     assert yields.predict(choices[:2]) == alone[:2]
+
+
+def test_a_look_up_that_asks_it_says_what_it_says_by_itself() -> None:
+    yields, history = native(YieldPredictor.load(SHIPPED)), History()
+    assert isinstance(yields, NativeYields)
+    history.add(3, is_cache=True)
+    caches = [SuffixCache(lookup=best_lookup(judge)) for judge in (yields.judge, None)]
+    rng = np.random.default_rng(0)
+    found = 0
+    for length in range(2, 80):
+        text, position = rng.integers(0, 4, length).astype(np.int32), Position(2, length - 2)
+        asked, other = (match_of(cache, text, packed_place(position, history)) for cache in caches)
+        assert asked.ids.tolist() == other.ids.tolist()
+        assert np.isnan(other.predicted)
+        if asked.empty:
+            assert np.isnan(asked.predicted)
+            continue
+        found += 1
+        assert yields.predict([Choice("a", asked, position, history)]) == [asked.predicted]
+        assert yields.predict([Choice("a", other, position, history)]) == [asked.predicted]
+    assert found > 50
+
+
+def test_a_judge_in_a_look_up_outlives_who_made_it() -> None:
+    judged = SuffixCache(lookup=best_lookup(NativeYields(YieldPredictor.load(SHIPPED), KINDS, _library()).judge))
+    gc.collect()
+    place = packed_place(Position(2, 5), History())
+    assert match_of(judged, np.array([1, 2, 3, 4, 1, 2, 3], dtype=np.int32), place).predicted < np.inf
+
+
+def match_of(cache: SuffixCache, text: Ids, place: bytes) -> SuffixMatch:
+    cache.open("a", text)
+    match = cache.speculate("a", place=place)
+    cache.close("a", response_start=None)
+    return match

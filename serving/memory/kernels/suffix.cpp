@@ -54,12 +54,22 @@ struct Tenant {
   int64_t front;
 };
 
-constexpr int kMostDrafted = 256;
+constexpr int kMostDrafted = 256, kMostOfPlace = 64;
 
 struct Match {
   double score;
-  int32_t match_length, is_local, size, padding;
-  int32_t numbers[2 * kMostDrafted];  // `size` ids, then as many probabilities
+  int32_t match_length, is_local, size;
+  float predicted;  // what a judge says of it, else NaN
+  int32_t numbers[2 * kMostDrafted + kMostOfPlace / 4];  // `size` ids, then as many probabilities, then its place
+};
+
+// Who says what a match is worth, given bytes that tell its place: dh_yields of yields.cpp and what it wants to be told.
+struct Judge {
+  void (*run)(const void* network, const void* kinds, const char* match, int64_t count, float* room, float* yields);
+  const void *network, *kinds;
+  float* room;
+  const char* first;  // weights that it reads first
+  int64_t num_first;
 };
 
 struct Interval {
@@ -340,8 +350,7 @@ int put(const Path& path, Match& match) {
   match.score = path.score;
   match.match_length = path.match_length;
   match.size = static_cast<int32_t>(size);
-  match.padding = 0;
-  if (!size) match.is_local = false;
+  match.predicted = NAN;
   std::copy(path.ids.begin(), path.ids.end(), match.numbers);
   for (size_t i = 0; i < size; ++i) {
     const float probability = static_cast<float>(path.probabilities[i]);
@@ -363,30 +372,39 @@ bool follow(Memory& memory, const int32_t* ids, int64_t n) {
   return true;
 }
 
+// The best path after the tokens of `memory`, among them and those of `tenant`, if there is one.
+Path best_match(const Memory& memory, const Tenant* tenant, const Limits& limits, int32_t& is_local) {
+  const int64_t n = memory.length;
+  const Context context{memory.tokens + n, static_cast<int>(std::min(n, limits.max_depth))};
+  is_local = false;
+  if (!limits.lengths[context.size]) return {};
+  Path best = best_local(memory.tokens, context, n, limits);
+  is_local = !best.ids.empty();
+  // In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
+  const double longest = limits.lengths[context.size];
+  if (!tenant || longest < best.score || (longest == best.score && context.size <= best.match_length)) return best;
+  Path found = best_of(*tenant, context, limits, best.score);
+  if (found.score < best.score || (found.score == best.score && found.match_length <= best.match_length)) return best;
+  is_local = false;
+  return found;
+}
+
 }  // namespace
 
 extern "C" {
 
 // What lookup.py defines as the best match, after the request's tokens: first made to be ids[num_ids], unless that is
-// null. No tenant may be known. Returns the bytes of the match, below 0 where the ids cannot be followed.
+// null. No tenant may be known, and no judge. Returns the bytes of the match, below 0 where the ids cannot be followed.
 int dh_suffix(Memory* memory, const int32_t* ids, int64_t num_ids, const Tenant* tenant, const Limits* limits,
-              Match* match) {
+              const Judge* judge, const char* place, int64_t place_size, Match* match) {
   if (ids && !follow(*memory, ids, num_ids)) return -1;
-  const int32_t* tokens = memory->tokens;
-  const int64_t n = memory->length;
-  Context context{tokens + n, static_cast<int>(std::min(n, limits->max_depth))};
-  if (!limits->lengths[context.size]) return put(Path{}, *match);
-  Path best = best_local(tokens, context, n, *limits);
-  match->is_local = !best.ids.empty();
-  // In text that repeats itself a perfect local match of the whole context is common: nothing beats it.
-  const double longest = limits->lengths[context.size];
-  if (tenant && (longest > best.score || (longest == best.score && context.size > best.match_length))) {
-    Path found = best_of(*tenant, context, *limits, best.score);
-    if (found.score > best.score || (found.score == best.score && found.match_length > best.match_length)) {
-      std::swap(best, found);
-      match->is_local = false;
-    }
+  if (judge)  // they come while the search waits
+    for (int64_t at = 0; at < judge->num_first; at += 64) __builtin_prefetch(judge->first + at);
+  const int size = put(best_match(*memory, tenant, *limits, match->is_local), *match);
+  if (judge && match->size) {
+    std::memcpy(match->numbers + 2 * match->size, place, std::min<int64_t>(place_size, kMostOfPlace));
+    judge->run(judge->network, judge->kinds, reinterpret_cast<const char*>(match), 1, judge->room, &match->predicted);
   }
-  return put(best, *match);
+  return size;
 }
 }
