@@ -15,7 +15,7 @@ from torch import Tensor
 
 from serving.models.native import DrawPlan
 from serving.models.noise import Keys, gumbel
-from serving.models.rows import first_argmax, kernels_for
+from serving.models.rows import kernels_for
 from serving.requests import Sampling
 from serving.types import Floats
 
@@ -59,7 +59,7 @@ def _draw_rows(logits: Tensor, plan: DrawPlan, ids: Tensor) -> Tensor:
     rows = logits[torch.from_numpy(plan.rows).to(logits.device)]
     keys = torch.from_numpy(plan.keys.astype(np.int64)).to(logits.device)
     noisy = rows / _column(plan.temperatures, rows) + gumbel(keys, ids)
-    return first_argmax(noisy.masked_fill(rows < _floors(rows, plan), -math.inf))
+    return noisy.masked_fill(rows < _floors(rows, plan), -math.inf).argmax(dim=-1)
 
 
 def _floors(rows: Tensor, plan: DrawPlan) -> Tensor:

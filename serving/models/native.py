@@ -87,7 +87,7 @@ class NativeKernels:
         self._draft = _bind(library.dh_draft, p, p, p, p, p, p, p, p, p, n, p, p, p)
         self._scratch_size = library.dh_scratch_size
         self._scratch_size.argtypes, self._scratch_size.restype = [p, n], n
-        self._argmax = _bind(library.dh_argmax, p, n, p, n, n)
+        self._columns = _bind(library.dh_columns, p, n, n, n, p, p, f, p, p)
         self._draw = _bind(library.dh_draw, p, n, n, p, n, p, p, p, p, p, p, p)
         self._log_sum_exp = _bind(library.dh_log_sum_exp, p, n, p, n, n)
         self.lanes: int = library.dh_lanes()
@@ -127,11 +127,21 @@ class NativeKernels:
         )  # fmt: skip
         return out
 
-    def argmax(self, rows: Tensor) -> Tensor:
-        """i64[T]: the first of the highest numbers of each row of rows[T, V]."""
-        ids = torch.empty(rows.shape[0], dtype=torch.int64)
-        self._argmax(rows.data_ptr(), rows.stride(0), ids.data_ptr(), rows.shape[0], rows.shape[1])
-        return ids
+    def columns(
+        self, rows: Tensor, drawn: npt.NDArray[np.int64], draft: npt.NDArray[np.int64], *, with_logsumexp: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """What is read of the logits rows[T, V].
+
+        Columns [T, 2]: the first of the highest, and the one emitted, which is `drawn` [T] or, where that is below 0, the
+        highest again. Numbers [T, 4]: their logits, that of column `draft` [T], and the log-sum-exp if it is wanted.
+        """
+        count = rows.shape[0]
+        columns, numbers = np.empty((count, 2), dtype=np.int64), np.empty((count, 4), dtype=np.float32)
+        self._columns(
+            rows.data_ptr(), rows.stride(0), count, rows.shape[1], drawn.ctypes.data, draft.ctypes.data,
+            with_logsumexp, columns.ctypes.data, numbers.ctypes.data,
+        )  # fmt: skip
+        return columns, numbers
 
     def log_sum_exp(self, rows: Tensor) -> Tensor:
         """float32 [T] of rows[T, V]."""

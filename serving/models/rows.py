@@ -9,12 +9,6 @@ from torch import Tensor
 from serving.models.native import NativeKernels, load_native
 
 
-def first_argmax(rows: Tensor) -> Tensor:
-    """i64[R]: the lowest id among the highest of each row of rows[R, V]."""
-    kernels = kernels_for(rows)
-    return rows.argmax(dim=-1) if kernels is None else kernels.argmax(rows)
-
-
 def log_sum_exp(rows: Tensor) -> Tensor:
     """float32 [R] of rows[R, V]."""
     kernels = kernels_for(rows)

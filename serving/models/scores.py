@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from serving.models.adjust import adjust
 from serving.models.draws import RowDraw, draw
 from serving.models.logprobs import row_logprobs
 from serving.models.noise import noise_keys
-from serving.models.rows import first_argmax, log_sum_exp
+from serving.models.rows import kernels_for
 from serving.protocols import ScoreRequest
 from serving.types import Floats, Ids, RowLogprobs, ScoreTable
 
@@ -71,47 +72,65 @@ def _spans(requests: Sequence[ScoreRequest]) -> list[slice]:
 def _columns(
     logits: Tensor, requests: Sequence[ScoreRequest], id_map: Tensor | None, *, with_logsumexp: bool
 ) -> _Columns:
-    top = first_argmax(logits)
-    drawn = _drawn(logits, requests, top, id_map)
     # A reduced vocabulary has no column for most ids; only a full one scores other models' drafts.
-    draft = _draft_columns(requests, device=logits.device) if id_map is None else torch.zeros_like(top)
-    picks = torch.stack([top, drawn, draft], dim=1)
-    values = logits.gather(1, picks)
-    sums = [log_sum_exp(logits)[:, None]] if with_logsumexp else []
-    ids = picks[:, :2] if id_map is None else id_map[picks[:, :2]]
-    bits = torch.cat([ids.to(torch.int32), torch.cat([values, *sums], dim=1).view(torch.int32)], dim=1).cpu().numpy()
-    whole, floats = bits[:, :2], bits[:, 2:].view(np.float32)
+    draft = np.zeros(len(logits), dtype=np.int64) if id_map is not None else _draft_columns(requests)
+    kernels, drawn = kernels_for(logits), _drawn(logits, requests, id_map)
+    if kernels is None:
+        ids, numbers = _read_by_torch(logits, drawn, draft, id_map, with_logsumexp=with_logsumexp)
+    else:
+        picked = np.full(len(logits), -1, dtype=np.int64)
+        picked[drawn.rows] = drawn.columns.numpy()
+        columns, numbers = kernels.columns(logits, picked, draft, with_logsumexp=with_logsumexp)
+        ids = columns.astype(np.int32) if id_map is None else id_map.numpy()[columns].astype(np.int32)
     return _Columns(
-        next_ids=whole[:, 1],
-        next_logits=floats[:, 1],
-        top_ids=whole[:, 0],
-        top_logits=floats[:, 0],
-        draft_logits=floats[:, 2],
-        logsumexp=floats[:, 3] if with_logsumexp else None,
+        next_ids=ids[:, 1],
+        next_logits=numbers[:, 1],
+        top_ids=ids[:, 0],
+        top_logits=numbers[:, 0],
+        draft_logits=numbers[:, 2],
+        logsumexp=numbers[:, 3] if with_logsumexp else None,
     )
 
 
-def _draft_columns(requests: Sequence[ScoreRequest], *, device: torch.device) -> Tensor:
+def _read_by_torch(
+    logits: Tensor, drawn: "_Drawn", draft: npt.NDArray[np.int64], id_map: Tensor | None, *, with_logsumexp: bool
+) -> tuple[npt.NDArray[np.int32], Floats]:
+    """As NativeKernels.columns, with ids in place of columns; one copy to the host."""
+    top = logits.argmax(dim=-1)
+    following = top.index_copy(0, torch.tensor(drawn.rows, device=top.device, dtype=torch.int64), drawn.columns)
+    picks = torch.stack([top, following, torch.from_numpy(draft).to(top.device)], dim=1)
+    values = logits.gather(1, picks)
+    sums = [logits.logsumexp(dim=-1)[:, None]] if with_logsumexp else []
+    ids = picks[:, :2] if id_map is None else id_map[picks[:, :2]]
+    bits = torch.cat([ids.to(torch.int32), torch.cat([values, *sums], dim=1).view(torch.int32)], dim=1).cpu().numpy()
+    return bits[:, :2], bits[:, 2:].view(np.float32)
+
+
+def _draft_columns(requests: Sequence[ScoreRequest]) -> npt.NDArray[np.int64]:
     """i64[R]: the draft token judged by each row; the last row of a block judges none and gets 0."""
     ids = np.zeros(sum(request.num_rows for request in requests), dtype=np.int64)
     for request, span in zip(requests, _spans(requests), strict=True):
         ids[span][:-1] = request.draft_ids
-    return torch.from_numpy(ids).to(device)
+    return ids
 
 
-def _drawn(logits: Tensor, requests: Sequence[ScoreRequest], top: Tensor, id_map: Tensor | None) -> Tensor:
-    """i64[R]: the column that each row emits; `top` itself for greedy requests."""
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The rows of sampled requests, and the column i64[n] that each of them emits."""
+
+    rows: list[int]
+    columns: Tensor
+
+
+def _drawn(logits: Tensor, requests: Sequence[ScoreRequest], id_map: Tensor | None) -> _Drawn:
     draws = [
         RowDraw(row, request.sampling, noise_keys(request.sampling.seed, len(request.ids) + 1 + row - span.stop))
         for request, span in zip(requests, _spans(requests), strict=True)
         if not request.sampling.is_greedy
         for row in range(span.start, span.stop)
     ]
-    if not draws:
-        return top
-    drawn = top.clone()
-    drawn[[one.row for one in draws]] = draw(logits, draws, id_map)
-    return drawn
+    none = torch.empty(0, dtype=torch.int64, device=logits.device)
+    return _Drawn([one.row for one in draws], draw(logits, draws, id_map) if draws else none)
 
 
 def _logprobs(raw: Tensor | None, request: ScoreRequest, next_ids: Ids) -> RowLogprobs | None:

@@ -1,5 +1,6 @@
 """The native kernels against torch, for every row count around their tile sizes."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,14 +65,38 @@ def test_embedding_reads_packed_rows(kernels: NativeKernels, dtype: torch.dtype)
     assert torch.equal(kernels.embed(kernels.pack(table), ids), table[ids].float())
 
 
-@pytest.mark.parametrize("width", [1, 7, 8, 64, 1003])
-def test_argmax_is_the_first_of_equals(kernels: NativeKernels, width: int) -> None:
+@pytest.mark.parametrize("with_logsumexp", [False, True])
+@pytest.mark.parametrize("width", [1, 7, 8, 64, 255, 256, 1003])
+def test_columns_are_what_torch_reads(kernels: NativeKernels, width: int, with_logsumexp: bool) -> None:
     rows = torch.randint(-3, 3, (33, width)).float()
     rows[0] = float("-inf")
     padded = torch.cat([rows, torch.full((33, 5), 9.0)], dim=1)[:, :width]  # a view: what lies behind is not seen
-    assert torch.equal(kernels.argmax(padded), rows.argmax(dim=-1))
-    torch.testing.assert_close(kernels.log_sum_exp(padded[1:]), rows[1:].logsumexp(dim=-1), atol=1e-5, rtol=1e-5)
-    assert kernels.log_sum_exp(padded[:1]).item() == float("-inf")
+    rng = np.random.default_rng(width)
+    drawn, draft = rng.integers(-1, width, 33), rng.integers(0, width, 33)
+    columns, numbers = kernels.columns(padded, drawn, draft, with_logsumexp=with_logsumexp)
+    top, values = rows.argmax(dim=-1).numpy(), rows.numpy()  # the first of equals
+    emitted = np.where(drawn < 0, top, drawn)
+    assert columns.tolist() == np.stack([top, emitted], axis=1).tolist()
+    for index, where in enumerate((top, emitted, draft)):
+        np.testing.assert_array_equal(numbers[:, index], values[np.arange(33), where])
+    if with_logsumexp:
+        np.testing.assert_allclose(numbers[:, 3], rows.logsumexp(dim=-1).numpy(), atol=1e-5, rtol=1e-5)
+    else:
+        assert np.isnan(numbers[:, 3]).all()
+
+
+def test_columns_of_no_number(kernels: NativeKernels) -> None:
+    rows = torch.full((2, 300), float("nan"))
+    rows[1, 299] = 1.0
+    columns, _ = kernels.columns(rows, np.full(2, -1), np.zeros(2, dtype=np.int64), with_logsumexp=False)
+    assert columns.tolist() == [[0, 0], [299, 299]]
+
+
+def test_log_sum_exp(kernels: NativeKernels) -> None:
+    rows = torch.randn(5, 1003)
+    rows[0] = float("-inf")
+    torch.testing.assert_close(kernels.log_sum_exp(rows[1:]), rows[1:].logsumexp(dim=-1), atol=1e-5, rtol=1e-5)
+    assert kernels.log_sum_exp(rows[:1]).item() == float("-inf")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -107,8 +107,19 @@ void dh_joining_layer(const Layer* layer, const Shape* shape, const Step* step, 
 
 int64_t dh_scratch_size(const Shape* shape, int64_t T) { return scratch_size(*shape, T); }
 
-void dh_argmax(const float* x, int64_t stride, int64_t* ids, int64_t T, int64_t V) {
-  Pool::instance().run(T, [&](int64_t t) { ids[t] = first_highest(x + t * stride, V); });
+// Of each row of x[T, V]: columns[t] = its first highest and the one emitted, which is drawn[t] unless that is below 0;
+// numbers[t] = what stands there, what stands at draft[t], and the log-sum-exp, NaN where that is not wanted.
+void dh_columns(const float* x, int64_t stride, int64_t T, int64_t V, const int64_t* drawn, const int64_t* draft,
+                int with_log_sum_exp, int64_t* columns, float* numbers) {
+  Pool::instance().run(T, [&](int64_t t) {
+    const float* row = x + t * stride;
+    const int64_t top = first_highest(row, V), emitted = drawn[t] < 0 ? top : drawn[t];
+    int64_t* column = columns + 2 * t;
+    float* number = numbers + 4 * t;
+    column[0] = top, column[1] = emitted;
+    number[0] = row[top], number[1] = row[emitted], number[2] = row[draft[t]];
+    number[3] = with_log_sum_exp ? log_sum_exp(row, V) : NAN;
+  });
 }
 
 // Greedy drafts of T sequences by a head of one layer. First `read` has the positions that each has still to read, with

@@ -32,8 +32,17 @@ inline float highest(const float* x, int64_t size) {
 
 // The first index that holds the highest number; 0 where there is none (all NaN or -inf).
 inline int64_t first_highest(const float* x, int64_t size) {
+  constexpr int64_t kBlock = 16 * kLanes;
   const float peak = highest(x, size);
-  for (int64_t i = 0; i < size; ++i)
+  int64_t start = 0;
+  for (; start + kBlock <= size; start += kBlock) {  // one branch a block
+    IntVec found = {};
+    for (int64_t i = start; i < start + kBlock; i += kLanes) found |= load(x + i) == splat(peak);
+    int32_t any = 0;
+    for (int lane = 0; lane < kLanes; ++lane) any |= found[lane];
+    if (any) break;
+  }
+  for (int64_t i = start; i < size; ++i)
     if (x[i] == peak) return i;
   return 0;
 }
