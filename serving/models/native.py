@@ -132,8 +132,8 @@ class NativeKernels:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """What is read of the logits rows[T, V].
 
-        Columns [T, 2]: the first of the highest, and the one emitted, which is `drawn` [T] or, where that is below 0, the
-        highest again. Numbers [T, 4]: their logits, that of column `draft` [T], and the log-sum-exp if it is wanted.
+        Columns [T, 2]: the first of the highest, and the one emitted: `drawn` [T], or the highest
+        again where that is below 0. Numbers [T, 4]: their logits, that of column `draft` [T], and the log-sum-exp if wanted.
         """
         count = rows.shape[0]
         columns, numbers = np.empty((count, 2), dtype=np.int64), np.empty((count, 4), dtype=np.float32)
