@@ -69,9 +69,9 @@ EMPTY_DRAFT = Draft()
 class DraftLimits:
     """The most tokens to draft in a round, by what drafting costs: a look-up next to nothing, a model its passes.
 
-    A model ends its draft before a token that is reached and right with a probability below `model_floor`. `model_rate`
-    is what a round with a draft of the model is expected to emit, and `row_price` what each row of a draft costs, both
-    in the tokens that plain decoding emits in the same time. As they stand where nothing was measured.
+    A model ends its draft by `model_floor` as DraftStops has it. `model_rate` is what a round with a draft of the model
+    is expected to emit, and `row_price` what each row of a draft costs, both in the tokens that plain decoding emits in
+    the same time. As they stand where nothing was measured.
     """
 
     cache: int
@@ -86,10 +86,15 @@ class DraftLimits:
         return max(self.cache, self.model)
 
 
+# To think of a token costs a pass, and it is likely by about a half: where those before it are not likelier than so
+# many floors, it would as a rule be thought of in vain.
+WORTH_A_PASS = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class DraftStops:
-    """Where a model ends the drafts of a batch: after `most` i64[T] tokens, before one less likely than `least`, or
-    before one that is less likely, together with all before it, than `floors` f32[T].
+    """Where a model ends the drafts of a batch: after `most` i64[T] tokens, before one less likely than `least`, before
+    one that is less likely, together with all before it, than `floors` f32[T], or behind one that is not WORTH_A_PASS.
     """
 
     most: npt.NDArray[np.int64]

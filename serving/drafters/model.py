@@ -9,7 +9,7 @@ import numpy as np
 from serving.drafters.ready import ReadyDrafts
 from serving.protocols import DraftRequest, Outcome, ScoreRequest, ScoringModel
 from serving.requests import Sampling
-from serving.types import Draft, DraftSource, DraftStops, Ids, as_ids
+from serving.types import WORTH_A_PASS, Draft, DraftSource, DraftStops, Ids, as_ids
 
 _OTHER_NOISE = 0x5DEECE66D
 
@@ -51,6 +51,7 @@ class _Drafting:
             return
         self.tokens.append(token)
         self.confidences.append(confidence)
+        self.is_stopped = self.reach < WORTH_A_PASS * self.request.model_floor
 
     def take(self, draft: Draft | None) -> None:
         """All of the draft at once, None for none this round."""

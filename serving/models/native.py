@@ -28,7 +28,7 @@ from serving.models.native_layers import (
     WordsFields,
 )
 from serving.models.packed import PackedStep
-from serving.types import Draft, DraftStops
+from serving.types import WORTH_A_PASS, Draft, DraftStops
 
 _SOURCE = Path(__file__).with_name("kernels") / "kernels.cpp"
 _POINTER, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -132,8 +132,8 @@ class NativeKernels:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """What is read of the logits rows[T, V].
 
-        Columns [T, 2]: the first of the highest, and the one emitted: `drawn` [T], or the highest
-        again where that is below 0. Numbers [T, 4]: their logits, that of column `draft` [T], and the log-sum-exp if wanted.
+        Columns [T, 2]: the first of the highest, and the one emitted: `drawn` [T], or the highest again where that is
+        below 0. Numbers [T, 4]: their logits, that of column `draft` [T], and the log-sum-exp if it is wanted.
         """
         count = rows.shape[0]
         columns, numbers = np.empty((count, 2), dtype=np.int64), np.empty((count, 4), dtype=np.float32)
@@ -203,7 +203,7 @@ class NativeKernels:
         scratch = torch.empty(self._scratch_size(byref(stack.shape), step.num_tokens))
         places = StepFields(step.num_tokens, store.capacity, step.positions.data_ptr(), step.rows.data_ptr())
         drafts = DraftsFields(
-            lengths.ctypes.data, stops.most.ctypes.data, stops.floors.ctypes.data, stops.least,
+            lengths.ctypes.data, stops.most.ctypes.data, stops.floors.ctypes.data, stops.least, WORTH_A_PASS,
             said.tokens.shape[1], said.tokens.ctypes.data, said.confidences.ctypes.data, said.drafted.ctypes.data,
             said.steps.ctypes.data,
         )  # fmt: skip

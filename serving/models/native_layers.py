@@ -75,7 +75,7 @@ class DraftsFields(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("lengths", "most", "floors")),
-        ("least", c_float),
+        *((name, c_float) for name in ("least", "worth_a_pass")),
         ("stride", c_int64),
         *((name, c_void_p) for name in ("tokens", "confidences", "drafted", "steps")),
     ]

@@ -94,13 +94,16 @@ class Fading(ScriptedModel):
         return tables
 
 
-@pytest.mark.parametrize(("floor", "drafted"), [(0.0, 6), (1 / 8, 3), (1 / 9, 3), (0.4, 2), (1.0, 1), (1.1, 0)])
-def test_a_draft_ends_where_it_is_no_longer_likely_enough_as_a_whole(floor: float, drafted: int) -> None:
+@pytest.mark.parametrize(
+    ("floor", "drafted", "passes"),
+    [(0.0, 6, 6), (1 / 8, 3, 3), (0.05, 3, 4), (0.2, 2, 3), (0.4, 2, 2), (0.6, 1, 1), (1.0, 1, 1), (1.1, 0, 1)],
+)
+def test_a_draft_ends_where_it_is_no_longer_likely_enough_as_a_whole(floor: float, drafted: int, passes: int) -> None:
     drafter = ModelDrafter(Fading(arithmetic), max_length=100)
     asked = replace(draft_request("a", [5, 9], 6), max_by_source=DraftLimits(6, 6, model_floor=floor))
     (draft,) = drafter.start([asked]).result()  # likely by 1, 1/2, 1/8, 1/64
     assert len(draft) == drafted
-    assert draft.num_passes == min(6, drafted + 1)
+    assert draft.num_passes == passes
 
 
 def test_low_confidence_ends_a_draft_before_the_doubtful_token() -> None:

@@ -16,7 +16,7 @@ from serving.models.eagle3_runner import NativeEagle3, TorchEagle3, kv_shape, ru
 from serving.models.kv_store import KVStore
 from serving.protocols import ScoreRequest
 from serving.requests import Sampling
-from serving.types import Draft, DraftStops, Ids
+from serving.types import WORTH_A_PASS, Draft, DraftStops, Ids
 from tests.models.eagle_heads import _LAYER, DRAFT_VOCAB, HIDDEN, TARGET_HIDDEN, plain_output, tiny_head, write_head
 from tests.models.tiny import VOCAB
 
@@ -142,6 +142,8 @@ def drafted_by_token(lm: Eagle3LM, name: str, ids: Ids, count: int, *, floor: fl
             break
         text = np.append(text, table.next_ids).astype(np.int32)
         confidences.append(confidence)
+        if np.prod(confidences) < WORTH_A_PASS * floor:
+            break
     return Draft(text[len(ids) :], "eagle3", np.array(confidences, dtype=np.float32), num_passes=num_passes)
 
 

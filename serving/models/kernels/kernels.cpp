@@ -164,7 +164,7 @@ void dh_draft(const Layer* layer, const Shape* shape, const Step* read, void* ke
       if (confidences[a] < drafts->least || reach[t] < drafts->floors[t]) continue;
       drafts->tokens[t * drafts->stride + drafted] = words->target_ids[said[a]];
       drafts->confidences[t * drafts->stride + drafted] = confidences[a];
-      if (++drafts->drafted[t] == drafts->most[t]) continue;
+      if (++drafts->drafted[t] == drafts->most[t] || reach[t] < drafts->worth_a_pass * drafts->floors[t]) continue;
       std::copy_n(slot(a), H, hidden.data() + left * H);
       open[left] = t;
       positions[left] = positions[a] + 1;
