@@ -107,11 +107,14 @@ def pack(segments: Sequence[Segment], store: KVStore) -> PackedStep:
 
 
 def _flat(segments: Sequence[Segment]) -> npt.NDArray[np.int64]:
-    ids = np.concatenate([s.ids[s.start : s.stop] for s in segments]).astype(np.int64)
-    positions = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in segments])
-    lengths = [s.stop - s.start for s in segments]
-    rows = np.repeat(np.array([s.row.index for s in segments], dtype=np.int64), lengths)
-    return np.stack([ids, positions, rows])
+    flat = np.empty((3, sum(s.stop - s.start for s in segments)), dtype=np.int64)
+    at = 0
+    for s in segments:
+        part = flat[:, at : (at := at + s.stop - s.start)]
+        part[0] = s.ids[s.start : s.stop]
+        part[1] = np.arange(s.start, s.stop)
+        part[2] = s.row.index
+    return flat
 
 
 class Decoder(Protocol):

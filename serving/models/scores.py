@@ -5,6 +5,7 @@ R rows of all requests together, V logits a row; `id_map` i64[V] turns a reduced
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,14 @@ class _Columns:
     logsumexp: Floats | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The rows of sampled requests, and the column i64[n] that each of them emits."""
+
+    rows: list[int]
+    columns: Tensor
+
+
 def score_tables(
     logits: Tensor,
     requests: Sequence[ScoreRequest],
@@ -47,7 +56,7 @@ def score_tables(
         for request, span in zip(requests, spans, strict=True):
             if request.sampling.adjusts_logits:
                 adjust(logits[span], request)
-    columns = _columns(logits, requests, id_map, with_logsumexp=with_logsumexp)
+    columns = _columns(logits, requests, spans, id_map, with_logsumexp=with_logsumexp)
     return [
         ScoreTable(
             draft_ids=request.draft_ids,
@@ -65,16 +74,20 @@ def score_tables(
 
 def _spans(requests: Sequence[ScoreRequest]) -> list[slice]:
     """The rows of each request."""
-    ends = np.cumsum([request.num_rows for request in requests]).tolist()
+    ends = accumulate(request.num_rows for request in requests)
     return [slice(end - request.num_rows, end) for end, request in zip(ends, requests, strict=True)]
 
 
 def _columns(
-    logits: Tensor, requests: Sequence[ScoreRequest], id_map: Tensor | None, *, with_logsumexp: bool
-) -> _Columns:
+    logits: Tensor, requests: Sequence[ScoreRequest], spans: Sequence[slice], id_map: Tensor | None, *,
+    with_logsumexp: bool,
+) -> _Columns:  # fmt: skip
     # A reduced vocabulary has no column for most ids; only a full one scores other models' drafts.
-    draft = np.zeros(len(logits), dtype=np.int64) if id_map is not None else _draft_columns(requests)
-    kernels, drawn = kernels_for(logits), _drawn(logits, requests, id_map)
+    draft = np.zeros(len(logits), dtype=np.int64)
+    if id_map is None:
+        for request, span in zip(requests, spans, strict=True):
+            draft[span][:-1] = request.draft_ids  # the last row of a block judges none
+    kernels, drawn = kernels_for(logits), _drawn(logits, requests, spans, id_map)
     if kernels is None:
         ids, numbers = _read_by_torch(logits, drawn, draft, id_map, with_logsumexp=with_logsumexp)
     else:
@@ -93,7 +106,7 @@ def _columns(
 
 
 def _read_by_torch(
-    logits: Tensor, drawn: "_Drawn", draft: npt.NDArray[np.int64], id_map: Tensor | None, *, with_logsumexp: bool
+    logits: Tensor, drawn: _Drawn, draft: npt.NDArray[np.int64], id_map: Tensor | None, *, with_logsumexp: bool
 ) -> tuple[npt.NDArray[np.int32], Floats]:
     """As NativeKernels.columns, with ids in place of columns; one copy to the host."""
     top = logits.argmax(dim=-1)
@@ -106,26 +119,10 @@ def _read_by_torch(
     return bits[:, :2], bits[:, 2:].view(np.float32)
 
 
-def _draft_columns(requests: Sequence[ScoreRequest]) -> npt.NDArray[np.int64]:
-    """i64[R]: the draft token judged by each row; the last row of a block judges none and gets 0."""
-    ids = np.zeros(sum(request.num_rows for request in requests), dtype=np.int64)
-    for request, span in zip(requests, _spans(requests), strict=True):
-        ids[span][:-1] = request.draft_ids
-    return ids
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The rows of sampled requests, and the column i64[n] that each of them emits."""
-
-    rows: list[int]
-    columns: Tensor
-
-
-def _drawn(logits: Tensor, requests: Sequence[ScoreRequest], id_map: Tensor | None) -> _Drawn:
+def _drawn(logits: Tensor, requests: Sequence[ScoreRequest], spans: Sequence[slice], id_map: Tensor | None) -> _Drawn:
     draws = [
         RowDraw(row, request.sampling, noise_keys(request.sampling.seed, len(request.ids) + 1 + row - span.stop))
-        for request, span in zip(requests, _spans(requests), strict=True)
+        for request, span in zip(requests, spans, strict=True)
         if not request.sampling.is_greedy
         for row in range(span.start, span.stop)
     ]
