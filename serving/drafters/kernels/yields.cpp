@@ -25,7 +25,8 @@ struct Kinds {
 // behind them, and what is known of its place.
 struct Match {
   double score;
-  int32_t match_length, is_local, size, padding;
+  int32_t match_length, is_local, size;
+  float predicted;  // not read
 };
 
 struct Place {

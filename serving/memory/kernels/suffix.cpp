@@ -394,14 +394,15 @@ Path best_match(const Memory& memory, const Tenant* tenant, const Limits& limits
 extern "C" {
 
 // What lookup.py defines as the best match, after the request's tokens: first made to be ids[num_ids], unless that is
-// null. No tenant may be known, and no judge. Returns the bytes of the match, below 0 where the ids cannot be followed.
+// null. No tenant may be known, and no judge, who is asked where a place is told. Returns the bytes of the match, below 0
+// where the ids cannot be followed.
 int dh_suffix(Memory* memory, const int32_t* ids, int64_t num_ids, const Tenant* tenant, const Limits* limits,
               const Judge* judge, const char* place, int64_t place_size, Match* match) {
   if (ids && !follow(*memory, ids, num_ids)) return -1;
   if (judge)  // they come while the search waits
     for (int64_t at = 0; at < judge->num_first; at += 64) __builtin_prefetch(judge->first + at);
   const int size = put(best_match(*memory, tenant, *limits, match->is_local), *match);
-  if (judge && match->size) {
+  if (judge && place_size > 0 && match->size) {
     std::memcpy(match->numbers + 2 * match->size, place, std::min<int64_t>(place_size, kMostOfPlace));
     judge->run(judge->network, judge->kinds, reinterpret_cast<const char*>(match), 1, judge->room, &match->predicted);
   }

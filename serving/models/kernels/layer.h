@@ -47,8 +47,8 @@ struct Kept {
 
 // For each sequence: how many positions it reads first, the most tokens of its draft, and how likely all of a draft up
 // to a token must be for that token to be drafted, and `worth_a_pass` times that for another to be thought of; `least` is
-// how likely each must be. Then what came of it:
-// tokens[T, stride] and their probabilities, how many were drafted and how many were thought of.
+// how likely each must be. Then what came of it: tokens[T, stride] and their probabilities, how many were drafted and how
+// many were thought of.
 struct Drafts {
   const int64_t *lengths, *most;
   const float* floors;
