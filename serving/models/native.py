@@ -78,7 +78,8 @@ class NativeKernels:
         p, n, f, r = _POINTER, _SIZE, _FLAG, _REAL
         self._pack = _bind(library.dh_pack, p, f, p, n, n)
         self._embed = _bind(library.dh_embed, p, f, p, p, n, n)
-        self._linear = _bind(library.dh_linear, p, p, f, p, p, n, n, n, f)
+        self._pack_bytes = _bind(library.dh_pack_bytes, p, f, p, p, n, n)
+        self._linear = _bind(library.dh_linear, p, p, f, p, p, p, n, n, n, f)
         self._rms_norm = _bind(library.dh_rms_norm, p, p, p, n, n, r)
         self._attend = _bind(library.dh_attend, p, n, p, p, f, p, p, p, n, n, n, n, n, r, n)
         self._swiglu = _bind(library.dh_swiglu, p, p, n, n)
@@ -110,6 +111,16 @@ class NativeKernels:
         self._pack(source.data_ptr(), source.dtype == torch.bfloat16, values.data_ptr(), num_rows, width)
         return Panels(values, num_rows)
 
+    def pack_bytes(self, weight: Tensor) -> Panels:
+        """weight[N, K] in panels of bytes, each row with a scale of its own and off by 0.4 % of its highest."""
+        num_rows, width = weight.shape
+        values = self._pages.empty((-(-num_rows // self._panel) * self._panel, width), torch.int8)
+        scales, source = torch.empty(num_rows), weight.contiguous()
+        self._pack_bytes(
+            source.data_ptr(), source.dtype == torch.bfloat16, values.data_ptr(), scales.data_ptr(), num_rows, width
+        )  # fmt: skip
+        return Panels(values, num_rows, scales)
+
     def embed(self, table: Panels, ids: Tensor) -> Tensor:
         """float32 [T, K]: the rows `ids` i64[T] of a packed matrix."""
         out = torch.empty(ids.shape[0], table.width)
@@ -121,8 +132,8 @@ class NativeKernels:
     def linear(self, x: Tensor, weight: Panels, bias: Tensor | None, out: Tensor, *, add: bool = False) -> Tensor:
         """out[T, N] = (out if add) + x[T, K] @ weight[N, K].T + bias."""
         self._linear(
-            x.data_ptr(), weight.values.data_ptr(), weight.is_bf16,
-            None if bias is None else bias.data_ptr(), out.data_ptr(),
+            x.data_ptr(), weight.values.data_ptr(), weight.is_bf16, _address(weight.scales), _address(bias),
+            out.data_ptr(),
             x.shape[0], x.shape[1], weight.num_rows, add,
         )  # fmt: skip
         return out
@@ -242,6 +253,10 @@ def load_native() -> NativeKernels | None:
     """The kernels for this machine, compiled on first use (seconds); None where impossible or DRAFTHOUSE_NATIVE=0."""
     library = load_library(_SOURCE, otherwise="decoding falls back to slower torch kernels")
     return None if library is None else NativeKernels(library)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _bind(function: "ctypes._NamedFuncPointer", *types: type) -> "ctypes._NamedFuncPointer":

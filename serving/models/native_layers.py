@@ -18,6 +18,7 @@ class Panels:
 
     values: Tensor
     num_rows: int
+    scales: Tensor | None = None  # float32 [num_rows] where `values` are bytes
 
     @property
     def width(self) -> int:
@@ -59,9 +60,14 @@ class SideFields(Structure):
 
 
 class WordsFields(Structure):
-    """`struct Words`: panels of embedding and head rows, the norm before them, i64 target ids and their number."""
+    """`struct Words`: panels of embedding and head rows, the latter's scales or null, the norm before them, i64 target
+    ids and their number.
+    """
 
-    _fields_ = [(name, c_void_p) for name in ("embedding", "lm_head", "norm", "target_ids")] + [("size", c_int64)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("embedding", "lm_head", "scales", "norm", "target_ids")),
+        ("size", c_int64),
+    ]
 
 
 class KeptFields(Structure):

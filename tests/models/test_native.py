@@ -40,6 +40,25 @@ def test_a_row_is_the_same_bits_in_any_block(kernels: NativeKernels, dtype: torc
         assert torch.equal(block, alone[:rows])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [7, 96])
+def test_bytes_are_the_nearest_multiples_of_their_row_s_scale(
+    kernels: NativeKernels, width: int, dtype: torch.dtype
+) -> None:
+    x, weight = torch.randn(13, width), (torch.randn(53, width) * torch.rand(53, 1)).to(dtype)
+    weight[5] = 0.0
+    panels = kernels.pack_bytes(weight)
+    scales = weight.float().abs().amax(dim=1) / 127
+    assert panels.scales is not None
+    torch.testing.assert_close(panels.scales, scales)
+    near = (weight.float() / scales.clamp(min=1e-30)[:, None]).round() * scales[:, None]
+    assert (near - weight.float()).abs().max() <= scales.max() * 0.501
+    out = kernels.linear(x, panels, None, torch.empty(13, 53))
+    torch.testing.assert_close(out, x @ near.T, atol=1e-4, rtol=1e-4)
+    alone = torch.cat([kernels.linear(x[i : i + 1].contiguous(), panels, None, torch.empty(1, 53)) for i in range(13)])
+    assert torch.equal(out, alone)
+
+
 def test_pairs_of_inputs_are_whole(kernels: NativeKernels) -> None:
     odd = torch.randn(5, 7).bfloat16()
     if kernels.rounds_inputs:

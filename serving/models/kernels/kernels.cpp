@@ -50,13 +50,20 @@ void dh_pack(const void* w, int is_bf16, void* panels, int64_t N, int64_t K) {
   typed(w, is_bf16, [&](auto* source) { pack(source, same_type(source, panels), N, K); });
 }
 
+void dh_pack_bytes(const void* w, int is_bf16, void* panels, float* scales, int64_t N, int64_t K) {
+  typed(w, is_bf16, [&](auto* source) { pack_bytes(source, static_cast<int8_t*>(panels), scales, N, K); });
+}
+
 void dh_embed(const void* panels, int is_bf16, const int64_t* ids, float* y, int64_t T, int64_t K) {
   typed(panels, is_bf16, [&](auto* source) { unpack_rows(source, ids, y, T, K); });
 }
 
-void dh_linear(const float* x, const void* panels, int is_bf16, const float* bias, float* y, int64_t T, int64_t K,
-               int64_t N, int accumulate) {
-  typed(panels, is_bf16, [&](auto* w) { linear(x, w, Output{y, bias, N, accumulate != 0}, T, K); });
+// The weights are bytes where `scales` is not null.
+void dh_linear(const float* x, const void* panels, int is_bf16, const float* scales, const float* bias, float* y,
+               int64_t T, int64_t K, int64_t N, int accumulate) {
+  const Output out{y, bias, N, accumulate != 0, scales};
+  if (scales) return linear(x, static_cast<const int8_t*>(panels), out, T, K);
+  typed(panels, is_bf16, [&](auto* w) { linear(x, w, out, T, K); });
 }
 
 void dh_rms_norm(const float* x, const float* weight, float* y, int64_t T, int64_t H, float epsilon) {
@@ -149,7 +156,8 @@ void dh_draft(const Layer* layer, const Shape* shape, const Step* read, void* ke
   while (!open.empty()) {
     const int64_t count = int64_t(open.size());
     for (int64_t a = 0; a < count; ++a) normalise(slot(a), words->norm, hidden.data() + a * H, H, shape->epsilon);
-    dh_linear(hidden.data(), words->lm_head, shape->weights_are_bf16, nullptr, logits.data(), count, H, V, false);
+    dh_linear(hidden.data(), words->lm_head, shape->weights_are_bf16, words->scales, nullptr, logits.data(), count, H,
+              V, false);
     std::vector<float> confidences(count);
     Pool::instance().run(count, [&](int64_t a) {
       const float* row = logits.data() + a * V;

@@ -31,10 +31,11 @@ struct Side {
   int64_t residual_is_normed;
 };
 
-// What a head speaks with: embedding[V, H], lm_head[size, H] behind a norm, and what its ids are of the target's.
+// What a head speaks with: embedding[V, H], lm_head[size, H] behind a norm, bytes where there are scales[size], and what its
+// ids are of the target's.
 struct Words {
   const void *embedding, *lm_head;
-  const float* norm;
+  const float *scales, *norm;
   const int64_t* target_ids;
   int64_t size;
 };

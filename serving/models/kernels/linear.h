@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "pool.h"
@@ -28,6 +29,19 @@ template <class W>
 void pack(const W* w, W* panels, int64_t N, int64_t K) {
   for (int64_t n = 0; n < num_panels(N) * kPanel; ++n)
     for (int64_t k = 0; k < K; ++k) panels[offset(panels, n, k, K)] = n < N ? w[n * K + k] : W{};
+}
+
+// The same in bytes: scales[n] is what w[n, k] is a multiple of, nearly.
+template <class W>
+void pack_bytes(const W* w, int8_t* panels, float* scales, int64_t N, int64_t K) {
+  for (int64_t n = 0; n < num_panels(N) * kPanel; ++n) {
+    float most = 0.f;
+    for (int64_t k = 0; n < N && k < K; ++k) most = std::max(most, std::fabs(to_float(w[n * K + k])));
+    const float scale = most / 127.f;
+    for (int64_t k = 0; k < K; ++k)
+      panels[offset(panels, n, k, K)] = most > 0.f ? int8_t(std::lrintf(to_float(w[n * K + k]) / scale)) : 0;
+    if (n < N) scales[n] = scale;
+  }
 }
 
 // Row `ids[t]` of the packed w, as float32: an embedding.
@@ -59,16 +73,18 @@ struct Output {
   const float* bias;
   int64_t N;
   bool accumulate;
+  const float* scales = nullptr;  // of weights in bytes
 
   void put(int64_t t, int64_t n, Vec value) const {
     float* out = y + t * N + n;
     if (n + kLanes <= N) {
+      if (scales) value *= load(scales + n);
       if (bias) value += load(bias + n);
       store(out, accumulate ? load(out) + value : value);
       return;
     }
     for (int64_t i = 0; n + i < N; ++i) {
-      const float one = value[i] + (bias ? bias[n + i] : 0.f);
+      const float one = value[i] * (scales ? scales[n + i] : 1.f) + (bias ? bias[n + i] : 0.f);
       out[i] = accumulate ? out[i] + one : one;
     }
   }

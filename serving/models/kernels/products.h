@@ -32,6 +32,13 @@ struct Factors<float> : OneByOne {
   static Pair weights(const float* p) { return {load(p), load(p + kLanes)}; }
 };
 
+// A byte times the scale of its output feature, which Output knows.
+template <>
+struct Factors<int8_t> : OneByOne {
+  static int64_t place(int64_t feature, int64_t) { return feature; }
+  static Pair weights(const int8_t* p) { return {load(p), load(p + kLanes)}; }
+};
+
 #if defined(__AVX512BF16__)
 
 // Inputs are rounded to bfloat16; products of a pair are added to a float32 sum, twice as many in a cycle as of floats.

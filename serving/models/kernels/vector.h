@@ -44,6 +44,18 @@ inline Vec load(const bf16* p) {
 #endif
 }
 
+inline Vec load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
+  return v;
+#endif
+}
+
 // Keeps a value in its register: the compiler would rather load it again for every use.
 inline void pin(Vec& v) {
 #if defined(__AVX__)
