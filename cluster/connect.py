@@ -1,5 +1,6 @@
 """The one place that starts or joins Ray."""
 
+import errno
 import logging
 import os
 import signal
@@ -82,6 +83,9 @@ def start_serve(host: str, port: int) -> None:
 
     Raises ConfigError where the port is taken.
     """
+    # Proxies of two clusters can share a port, and connections would then go to either.
+    if not _serve_runs() and _is_head() and is_listened_to(host, port):
+        raise _taken(host, port)
     try:
         serve.start(
             http_options={"host": host, "port": port},
@@ -91,7 +95,36 @@ def start_serve(host: str, port: int) -> None:
     except RuntimeError as error:
         if "bind" not in str(error):
             raise
-        raise ConfigError(f"--port: {host}:{port} is taken by another program; choose another port") from None
+        raise _taken(host, port) from None
+
+
+def is_listened_to(host: str, port: int) -> bool:
+    """Whether any program on this machine accepts connections there, also one that lets others do the same."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else connections that have ended count
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _taken(host: str, port: int) -> ConfigError:
+    return ConfigError(f"--port: {host}:{port} is taken by another program; choose another port")
+
+
+def _serve_runs() -> bool:
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
+
+
+def _is_head() -> bool:
+    """Whether this process runs on the cluster's head node."""
+    own = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes())
 
 
 def _join(address: str) -> None:

@@ -1,12 +1,13 @@
 """What Ray's processes inherit."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.connect import ROOT, connect, prepare_environment
+from cluster.connect import ROOT, connect, is_listened_to, prepare_environment
 from serving.errors import ConfigError
 
 
@@ -41,3 +42,20 @@ def test_threads_are_left_to_ray(environment):
 def test_an_address_without_a_cluster_is_one_line():
     with pytest.raises(ConfigError, match=r"^address: no Ray cluster could be joined at '127.0.0.1:1': \S.*$"):
         connect("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_port_is_taken_also_where_its_owner_would_share_it(is_shared):
+    """Ray's proxies share theirs: a second server would get half of the first one's connections."""
+    with socket.socket() as owner:
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        if is_shared:
+            owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        owner.bind(("127.0.0.1", 0))
+        port = owner.getsockname()[1]
+        owner.listen()
+        assert is_listened_to("127.0.0.1", port)
+        with socket.create_connection(("127.0.0.1", port)):
+            client, _ = owner.accept()
+            client.close()  # first: its end of the connection lingers
+    assert not is_listened_to("127.0.0.1", port)
