@@ -87,15 +87,13 @@ class Pool {
     const auto call = call_.load(std::memory_order_acquire);
     const void* body = body_.load(std::memory_order_acquire);
     const int64_t count = count_.load(std::memory_order_acquire);
-    int64_t mine = 0;
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (uint32_t(ticket >> 32) == epoch && int64_t(uint32_t(ticket)) < count) {
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
       call(body, int64_t(uint32_t(ticket)));
-      ++mine;
+      done_.fetch_add(1, std::memory_order_acq_rel);
       ticket = ticket_.load(std::memory_order_acquire);
     }
-    if (mine) done_.fetch_add(mine, std::memory_order_acq_rel);
   }
 
   std::mutex owner_;
